@@ -1,0 +1,126 @@
+"""Every error zerostall raises, in one tree.
+
+ZerostallError                  what, which object, why; `.hint` says what to do
+├── StateError                  (TypeError)          a state that could not be restored later; names every bad path
+├── MismatchError               (ValueError)         stored and asked-for state differ in names, shapes or dtypes
+├── FormatError                 (ValueError)         a file that is not what it claims to be
+│   ├── CorruptError                                 bytes that fail their checksum, or are missing
+│   └── VersionError                                 written by a newer zerostall
+├── RunMismatchError            (ValueError)         the folder belongs to another run
+├── SnapshotNotFoundError       (FileNotFoundError)  no such step, or nothing saved yet
+├── StepExistsError             (FileExistsError)    the step is already there
+├── ReplacedError               (LookupError)        a newer snapshot took this one's place before it got that far
+├── StorageError                (OSError)            a disk or store refused; carries errno
+├── RunBusyError                (RuntimeError)       another live trainer owns this run
+├── AgentError                  (ConnectionError)    the agent cannot be reached or started
+├── CapacityError               (MemoryError)        a budget is too small; says needed and free
+├── CapabilityError             (RuntimeError)       this machine or build cannot do that; says why
+├── DeviceError                 (RuntimeError)       the CUDA driver refused
+└── WaitTimeoutError            (TimeoutError)       it did not happen in time; it may still
+
+Each is also the builtin that a caller would catch without knowing zerostall.
+"""
+
+from __future__ import annotations
+
+
+class ZerostallError(Exception):
+    """The root. `hint` is one sentence that says what to do about it."""
+
+    hint: str
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def __str__(self) -> str:
+        message = str(self.args[0]) if self.args else type(self).__name__
+        return f"{message}\n  hint: {self.hint}" if self.hint else message
+
+
+class StateError(ZerostallError, TypeError):
+    """State that cannot be saved so that it can be restored; raised before anything is written."""
+
+
+class MismatchError(ZerostallError, ValueError):
+    """What is stored and what is asked for differ. Nothing has been written.
+
+    Attributes:
+        missing: names asked for and not stored.
+        unexpected: names stored and not asked for.
+        different: name -> what differs (shape or dtype), in words.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        missing: tuple[str, ...] = (),
+        unexpected: tuple[str, ...] = (),
+        different: dict[str, str] | None = None,
+        hint: str = "",
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.missing = missing
+        self.unexpected = unexpected
+        self.different = different or {}
+
+
+class FormatError(ZerostallError, ValueError):
+    """A file that is not what it claims to be."""
+
+
+class CorruptError(FormatError):
+    """Bytes that fail their checksum, or that are missing."""
+
+
+class VersionError(FormatError):
+    """A file written by a newer format version than this zerostall knows."""
+
+
+class RunMismatchError(ZerostallError, ValueError):
+    """The folder belongs to another run."""
+
+
+class SnapshotNotFoundError(ZerostallError, FileNotFoundError):
+    """No such step, or nothing saved yet."""
+
+
+class StepExistsError(ZerostallError, FileExistsError):
+    """The step is already there, or would go behind one that is."""
+
+
+class ReplacedError(ZerostallError, LookupError):
+    """A newer snapshot took this one's place before it got as far as was asked."""
+
+
+class StorageError(ZerostallError, OSError):
+    """A disk or store refused. `errno` is the operating system's."""
+
+    def __init__(self, message: str, *, errno: int | None = None, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.errno = errno
+
+
+class RunBusyError(ZerostallError, RuntimeError):
+    """Another live trainer owns this run."""
+
+
+class AgentError(ZerostallError, ConnectionError):
+    """The agent cannot be reached or started."""
+
+
+class CapacityError(ZerostallError, MemoryError):
+    """A memory budget is too small for what is asked."""
+
+
+class CapabilityError(ZerostallError, RuntimeError):
+    """This machine or build cannot do what is asked; the message says why."""
+
+
+class DeviceError(ZerostallError, RuntimeError):
+    """The CUDA driver refused."""
+
+
+class WaitTimeoutError(ZerostallError, TimeoutError):
+    """It did not happen in time. It may still happen."""
