@@ -1,0 +1,103 @@
+"""Settings: what a caller may choose, checked once, and what the environment may add.
+
+    ZEROSTALL_RUNTIME_DIR    folder of the agent's socket, lock and log (default: $XDG_RUNTIME_DIR/zerostall, else
+                             <temp>/zerostall-<uid>)
+    ZEROSTALL_HOST_BUDGET    most bytes of shared memory the agent lends on this node (default: half of the memory);
+                             suffixes K, M, G, T are powers of 1024
+    ZEROSTALL_AGENT_IDLE     seconds without a trainer after which the agent leaves (default: 1800)
+    ZEROSTALL_COPY_THREADS   threads that copy tensors in the training process (default: 2, at most half of the cores)
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Policy = Literal["overlap", "freeze"]
+WhenBusy = Literal["skip", "wait"]
+IfExists = Literal["error", "skip", "replace"]
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def parse_bytes(text: str, name: str) -> int:
+    """A number of bytes such as `4096`, `512M` or `1.5G`.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"{name}={text!r} is not a number of bytes such as 512M or 1.5G")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def runtime_dir() -> Path:
+    """The folder of the agent's socket. Not created here."""
+    chosen = os.environ.get("ZEROSTALL_RUNTIME_DIR")
+    if chosen:
+        return Path(chosen).absolute()
+    session = os.environ.get("XDG_RUNTIME_DIR")
+    if session and Path(session).is_dir():
+        return Path(session) / "zerostall"
+    return Path(tempfile.gettempdir()) / f"zerostall-{os.getuid()}"
+
+
+def copy_threads() -> int:
+    """How many threads copy tensors in the training process."""
+    chosen = os.environ.get("ZEROSTALL_COPY_THREADS")
+    if chosen is None:
+        return max(1, min(2, _cores() // 2))
+    if not chosen.isdecimal() or not 1 <= int(chosen) <= 256:
+        raise ValueError(f"ZEROSTALL_COPY_THREADS={chosen!r} is not a number of threads (1 to 256)")
+    return int(chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """What an agent is started with.
+
+    Attributes:
+        runtime_dir: folder of its socket, lock and log.
+        host_budget: most bytes of shared memory it lends.
+        idle_seconds: it leaves after that long without a trainer and with nothing to do.
+    """
+
+    runtime_dir: Path
+    host_budget: int
+    idle_seconds: float
+
+    @classmethod
+    def from_environment(cls) -> AgentSettings:
+        budget = os.environ.get("ZEROSTALL_HOST_BUDGET")
+        idle = os.environ.get("ZEROSTALL_AGENT_IDLE", "1800")
+        try:
+            idle_seconds = float(idle)
+        except ValueError:
+            raise ValueError(f"ZEROSTALL_AGENT_IDLE={idle!r} is not a number of seconds") from None
+        return cls(
+            runtime_dir=runtime_dir(),
+            host_budget=parse_bytes(budget, "ZEROSTALL_HOST_BUDGET") if budget else memory_limit() // 2,
+            idle_seconds=idle_seconds,
+        )
+
+
+def memory_limit() -> int:
+    """Bytes of memory this process may use: the machine's, or its control group's when that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            text = Path(name).read_text().strip()
+        except OSError:
+            continue
+        if text.isdecimal():
+            total = min(total, int(text))
+    return total
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))

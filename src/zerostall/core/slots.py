@@ -1,0 +1,137 @@
+"""Which slot of a rank's host memory may be captured into next: a pure table.
+
+A rank owns a few equal slots. The trainer captures only into a slot that was *granted* to it, and gives it back by
+sealing (or discarding) it; so the trainer and the agent never touch one slot at the same time, and need no lock across
+processes.
+
+    free ──grant──▶ granted ──seal──▶ sealed ──grant──▶ granted (its old image is gone)
+                       └────discard──▶ free
+
+A sealed slot is not granted while it is the newest, while somebody reads it (`hold`), or while it was promised to a
+slower tier (`promise`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from zerostall.errors import CapacityError
+
+
+class Phase(Enum):
+    free = "free"
+    granted = "granted"
+    sealed = "sealed"
+
+
+@dataclass(slots=True)
+class Slot:
+    """One place for one image."""
+
+    index: int
+    phase: Phase = Phase.free
+    step: int = -1
+    readers: int = 0
+    promised: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The slot to capture into, or None, and why."""
+
+    index: int | None
+    reason: str
+
+
+@dataclass(slots=True)
+class Slots:
+    """The table of one segment. Not thread-safe: one owner drives it."""
+
+    count: int
+    table: list[Slot] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.count < 2:
+            raise CapacityError(
+                f"slots={self.count}: capturing a new image needs a slot beside the newest sealed one",
+                hint="use slots=2 or more",
+            )
+        self.table = [Slot(index) for index in range(self.count)]
+
+    def sealed(self) -> list[Slot]:
+        """Sealed slots by rising step."""
+        return sorted((s for s in self.table if s.phase is Phase.sealed), key=lambda s: s.step)
+
+    def at_step(self, step: int) -> Slot | None:
+        """The sealed slot that holds `step`."""
+        return next((s for s in self.table if s.phase is Phase.sealed and s.step == step), None)
+
+    def granted(self) -> Slot | None:
+        return next((s for s in self.table if s.phase is Phase.granted), None)
+
+    def grant(self, keep: frozenset[int] = frozenset()) -> Grant:
+        """Grant a slot: a free one, else the oldest sealed one that nobody needs.
+
+        `keep` names further steps that must stay (the newest step that is clean on every rank, say).
+        """
+        taken = self.granted()
+        if taken is not None:
+            return Grant(None, f"slot {taken.index} is granted already")
+        for slot in self.table:
+            if slot.phase is Phase.free:
+                slot.phase = Phase.granted
+                return Grant(slot.index, "free")
+        sealed = self.sealed()
+        for slot in sealed[:-1]:
+            if slot.readers == 0 and not slot.promised and slot.step not in keep:
+                replaced = slot.step
+                slot.phase, slot.step = Phase.granted, -1
+                return Grant(slot.index, f"replaces step {replaced}")
+        return Grant(None, "every older image is being read or promised to a slower tier")
+
+    def seal(self, index: int, step: int) -> None:
+        """The granted slot now holds the whole image of `step`.
+
+        An older image of the same step loses to this one.
+        """
+        slot = self._granted_slot(index)
+        twin = self.at_step(step)
+        if twin is not None and twin.readers == 0:
+            self.free(twin.index)
+        slot.phase, slot.step, slot.promised = Phase.sealed, step, False
+
+    def discard(self, index: int) -> None:
+        """The granted slot holds nothing of use (a dirty capture, a dead trainer)."""
+        self._granted_slot(index).phase = Phase.free
+
+    def hold(self, index: int) -> None:
+        """Somebody starts to read a sealed slot."""
+        slot = self.table[index]
+        if slot.phase is not Phase.sealed:
+            raise ValueError(f"slot {index} is {slot.phase.value}, not sealed")
+        slot.readers += 1
+
+    def release(self, index: int) -> None:
+        """A reader is through."""
+        slot = self.table[index]
+        if slot.readers == 0:
+            raise ValueError(f"slot {index} has no reader")
+        slot.readers -= 1
+
+    def promise(self, index: int, promised: bool = True) -> None:
+        """Keep (or no longer keep) a sealed slot until a slower tier has it."""
+        self.table[index].promised = promised
+
+    def free(self, index: int) -> None:
+        """Forget a sealed image."""
+        slot = self.table[index]
+        slot.phase, slot.step, slot.promised = Phase.free, -1, False
+
+    def _granted_slot(self, index: int) -> Slot:
+        if not 0 <= index < len(self.table):
+            raise ValueError(f"no slot {index}: there are {len(self.table)}")
+        slot = self.table[index]
+        if slot.phase is not Phase.granted:
+            raise ValueError(f"slot {index} is {slot.phase.value}, not granted")
+        return slot

@@ -1,0 +1,65 @@
+"""What zerostall says and counts: one logger, sentences said once, and the counters of one process."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+log = logging.getLogger("zerostall")
+
+_said: set[str] = set()
+
+
+def say_once(key: str, message: str, *values: object, level: int = logging.WARNING) -> bool:
+    """Log `message` the first time `key` comes up in this process; True when it was said.
+
+    Every fallback goes through here, so that none is silent and none floods the log. `zerostall doctor` and
+    `Checkpointer.stats` list the keys.
+    """
+    if key in _said:
+        return False
+    _said.add(key)
+    log.log(level, message, *values)
+    return True
+
+
+def said() -> tuple[str, ...]:
+    """The keys that `say_once` has spoken of."""
+    return tuple(sorted(_said))
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counters of one checkpointer. Times are seconds on the training thread.
+
+    Attributes:
+        saves: saves accepted.
+        skipped: saves skipped since no slot was free.
+        dirty: snapshots thrown away since a source changed behind the guard.
+        failed: failures reported by slower tiers.
+        bytes_captured: image bytes sealed.
+        call_seconds: duration of each `save` call, newest last, the last 10 000.
+        guard_seconds: time each guard held the training thread, the last 10 000.
+        agent_restarts: how often a new agent had to be found.
+    """
+
+    saves: int = 0
+    skipped: int = 0
+    dirty: int = 0
+    failed: int = 0
+    bytes_captured: int = 0
+    agent_restarts: int = 0
+    call_seconds: list[float] = field(default_factory=list)
+    guard_seconds: list[float] = field(default_factory=list)
+
+    def record_call(self, seconds: float) -> None:
+        _keep_last(self.call_seconds, seconds)
+
+    def record_guard(self, seconds: float) -> None:
+        _keep_last(self.guard_seconds, seconds)
+
+
+def _keep_last(samples: list[float], value: float, most: int = 10_000) -> None:
+    samples.append(value)
+    if len(samples) > 2 * most:
+        del samples[:-most]

@@ -1,0 +1,288 @@
+"""Everything a trainer and its agent say to each other, as typed messages.
+
+A request carries an `id` and is answered by a message with the same id (or by `Refused`). The others are events and
+are not answered. File descriptors travel beside a message (see `channel`).
+
+    trainer → agent   Hello  Lease  Adopt  Find  Fetch  Release  Status  Stop          (requests)
+                      Sealed  Discarded  Promise                                       (events)
+    agent → trainer   Welcome  Leased  Found  Fetched  Done  Report  Refused           (answers)
+                      Granted  Reached  Failed  Replaced                               (events)
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from zerostall import errors
+
+PROTOCOL = 1
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """One message; its tag is its class name."""
+
+
+# ---------------------------------------------------------------------------------------------- trainer → agent
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """What the trainer wants of its run: retention and whether every sealed image must reach the disk.
+
+    Attributes:
+        keep_last, keep_every, keep_best, best_mode: see `core.retention.Keep`.
+        lossless: `when_busy="wait"`: no sealed image is replaced before it is on disk.
+    """
+
+    keep_last: int
+    keep_every: int | None = None
+    keep_best: int | None = None
+    best_mode: str = "min"
+    lossless: bool = False
+
+
+class Hello(Message, frozen=True):
+    """The first message of a trainer: which rank of which run it is."""
+
+    id: int
+    protocol: int
+    pid: int
+    where: str
+    rank: int
+    world: int
+    rules: Rules
+    run: str | None = None
+
+
+class Lease(Message, frozen=True):
+    """Asks for memory: `slots` images of `layout`. The memory of the run before is given again if it fits."""
+
+    id: int
+    layout: bytes
+    slots: int
+
+
+class Image(msgspec.Struct, frozen=True):
+    """A sealed image in a slot: its number and its record, encoded."""
+
+    slot: int
+    record: bytes
+
+
+class Adopt(Message, frozen=True):
+    """Hands a segment (its file descriptor beside the message) to a new agent, with what it holds."""
+
+    id: int
+    layout: bytes
+    slots: int
+    images: tuple[Image, ...]
+    busy_slot: int | None
+
+
+class Sealed(Message, frozen=True):
+    """The granted slot holds a whole image.
+
+    Attributes:
+        promise: the image must not be replaced before it is on disk.
+        replace: a committed step of that number may be replaced.
+        pin: retention never evicts it.
+        rewind_to: steps above this one belong to a past the run has left; they are set aside first.
+    """
+
+    slot: int
+    record: bytes
+    promise: bool = False
+    replace: bool = False
+    pin: bool = False
+    rewind_to: int | None = None
+
+
+class Discarded(Message, frozen=True):
+    """The granted slot holds nothing of use."""
+
+    slot: int
+    step: int
+    reason: str
+
+
+class Promise(Message, frozen=True):
+    """Somebody waits for `step` on disk: do not replace it before. Answered by `Reached`, `Failed` or `Replaced`."""
+
+    step: int
+
+
+class Find(Message, frozen=True):
+    """Which copies of which steps are there?"""
+
+    id: int
+
+
+class Fetch(Message, frozen=True):
+    """Bring the image of `step` from `tier` into memory that the trainer can map, and hold it there."""
+
+    id: int
+    step: int
+    tier: str
+
+
+class Release(Message, frozen=True):
+    """The trainer has read what it fetched."""
+
+    id: int
+
+
+class Status(Message, frozen=True):
+    """What is going on at this node?"""
+
+    id: int
+
+
+class Stop(Message, frozen=True):
+    """Leave. Refused while trainers are attached, unless forced."""
+
+    id: int
+    force: bool = False
+
+
+# ---------------------------------------------------------------------------------------------- agent → trainer
+
+
+class Welcome(Message, frozen=True):
+    """The agent knows the run: its id, and the steps that are there already (host memory and disk)."""
+
+    id: int
+    pid: int
+    run_id: str
+    steps: tuple[int, ...]
+
+
+class Leased(Message, frozen=True):
+    """Memory for the trainer; the segment's file descriptor comes beside it."""
+
+    id: int
+    nbytes: int
+    stride: int
+    slots: int
+
+
+class CopyFacts(msgspec.Struct, frozen=True):
+    """One copy of one step: where it is, and if it is not clean, why."""
+
+    step: int
+    tier: str
+    clean: bool
+    reason: str = ""
+
+
+class Found(Message, frozen=True):
+    id: int
+    copies: tuple[CopyFacts, ...]
+
+
+class Fetched(Message, frozen=True):
+    """The image lies at `offset` of the segment whose file descriptor comes beside this message.
+
+    Attributes:
+        verified: its bytes were checked against the record while they were read.
+    """
+
+    id: int
+    nbytes: int
+    offset: int
+    layout: bytes
+    record: bytes
+    verified: bool
+
+
+class Done(Message, frozen=True):
+    id: int
+
+
+class RankReport(msgspec.Struct, frozen=True):
+    """One rank's memory on this node."""
+
+    where: str
+    rank: int
+    world: int
+    trainer_pid: int | None
+    segment_bytes: int
+    host_steps: tuple[int, ...]
+    disk_steps: tuple[int, ...]
+    trickling: int | None
+    last_error: str = ""
+
+
+class Report(Message, frozen=True):
+    id: int
+    pid: int
+    version: str
+    uptime: float
+    host_bytes: int
+    host_budget: int
+    ranks: tuple[RankReport, ...]
+
+
+class Refused(Message, frozen=True):
+    """The request failed. `kind` is the name of a class in `zerostall.errors`."""
+
+    id: int
+    kind: str
+    message: str
+    hint: str = ""
+    errno: int | None = None
+
+    @classmethod
+    def of(cls, request: int, error: errors.ZerostallError) -> Refused:
+        text = str(error.args[0]) if error.args else str(error)
+        number = error.errno if isinstance(error, errors.StorageError) else None
+        return cls(id=request, kind=type(error).__name__, message=text, hint=error.hint, errno=number)
+
+    def error(self) -> errors.ZerostallError:
+        """The error that the other side raised, as the same class."""
+        return rebuild_error(self.kind, self.message, hint=self.hint, errno=self.errno)
+
+
+class Granted(Message, frozen=True):
+    """The trainer may capture into this slot."""
+
+    slot: int
+
+
+class Reached(Message, frozen=True):
+    """The step is clean in `tier`."""
+
+    step: int
+    tier: str
+
+
+class Failed(Message, frozen=True):
+    """The step did not get to `tier`; the agent goes on trying with the newest one."""
+
+    step: int
+    tier: str
+    kind: str
+    message: str
+    hint: str = ""
+    errno: int | None = None
+
+
+class Replaced(Message, frozen=True):
+    """A newer image took this step's place in memory before it got to `tier`."""
+
+    step: int
+    tier: str
+
+
+FromTrainer = Hello | Lease | Adopt | Sealed | Discarded | Promise | Find | Fetch | Release | Status | Stop
+FromAgent = (
+    Welcome | Leased | Found | Fetched | Done | Report | Refused | Granted | Reached | Failed | Replaced
+)
+
+
+def rebuild_error(kind: str, message: str, *, hint: str = "", errno: int | None = None) -> errors.ZerostallError:
+    """An error that crossed the socket. An unknown kind becomes `AgentError`: the name is never looked up blindly."""
+    cls = getattr(errors, kind, None)
+    if not (isinstance(cls, type) and issubclass(cls, errors.ZerostallError)):
+        return errors.AgentError(f"{kind}: {message}", hint=hint)
+    if issubclass(cls, errors.StorageError):
+        return cls(message, errno=errno, hint=hint)
+    return cls(message, hint=hint)

@@ -1,0 +1,136 @@
+"""Where the node's agent listens, and how to reach or start it.
+
+The socket lies in a folder that only its owner can enter. One agent a folder: whoever holds `agent.lock` is the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import zerostall
+from zerostall.errors import AgentError, CapabilityError
+from zerostall.wire.channel import Channel, peer_uid
+from zerostall.wire.messages import PROTOCOL, FromAgent
+
+START_SECONDS = 20.0
+
+
+def socket_path(folder: Path) -> Path:
+    """The agent's socket. Its name carries the protocol, so that two versions live side by side."""
+    return folder / f"agent-{PROTOCOL}.sock"
+
+
+def log_path(folder: Path) -> Path:
+    return folder / "agent.log"
+
+
+def private_folder(folder: Path) -> Path:
+    """Create the folder, or check that it is ours alone.
+
+    Raises:
+        CapabilityError: it belongs to somebody else or others can enter it.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    facts = folder.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
+        raise CapabilityError(
+            f"{folder} is not a folder of user {os.geteuid()}", hint="set ZEROSTALL_RUNTIME_DIR to a folder of your own"
+        )
+    if stat.S_IMODE(facts.st_mode) & 0o077:
+        raise CapabilityError(
+            f"{folder} can be entered by others (mode {stat.S_IMODE(facts.st_mode):o})",
+            hint=f"chmod 700 {folder}, or set ZEROSTALL_RUNTIME_DIR to a private folder",
+        )
+    return folder
+
+
+@contextlib.contextmanager
+def locked(path: Path):
+    """Hold an exclusive lock on a file while in the block."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def connect(folder: Path) -> Channel[FromAgent] | None:
+    """A channel to the agent that listens in `folder`, or None when there is none."""
+    path = socket_path(folder)
+    if len(os.fsencode(path)) > 107:
+        raise CapabilityError(
+            f"{path} is longer than a socket's name may be (107 bytes)",
+            hint="set ZEROSTALL_RUNTIME_DIR to a shorter path",
+        )
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.connect(os.fspath(path))
+    except (FileNotFoundError, ConnectionRefusedError):
+        sock.close()
+        return None
+    except OSError as error:
+        sock.close()
+        raise AgentError(f"cannot reach the agent at {path}: {error}") from error
+    if peer_uid(sock) != os.geteuid():
+        sock.close()
+        raise AgentError(f"the agent at {path} runs as another user")
+    return Channel(sock, FromAgent)
+
+
+def connect_or_start(folder: Path, *, timeout: float = START_SECONDS) -> Channel[FromAgent]:
+    """A channel to the node's agent, which is started if none listens.
+
+    Raises:
+        AgentError: it did not come up within `timeout` seconds; the end of its log is in the message.
+    """
+    private_folder(folder)
+    channel = connect(folder)
+    if channel is not None:
+        return channel
+    with locked(folder / "launch.lock"):
+        channel = connect(folder)  # another process may have started it meanwhile
+        if channel is not None:
+            return channel
+        _launch(folder)
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            channel = connect(folder)
+            if channel is not None:
+                return channel
+            time.sleep(0.005)
+    tail = ""
+    with contextlib.suppress(OSError):
+        tail = log_path(folder).read_text(errors="replace")[-2000:]
+    raise AgentError(
+        f"the agent did not start within {timeout:.0f} s; the end of {log_path(folder)}:\n{tail}",
+        hint="run `zerostall agent start` and read what it says",
+    )
+
+
+def _launch(folder: Path) -> None:
+    """Start a detached agent: no fork of this process's memory, no inherited descriptors, own session."""
+    environment = dict(os.environ)
+    package_root = str(Path(zerostall.__file__).resolve().parent.parent)
+    search = [str(Path(entry).absolute()) for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    environment["PYTHONPATH"] = os.pathsep.join([package_root, *(s for s in search if s != package_root)])
+    command = [sys.executable, "-P", "-m", "zerostall.agent", "--detach", "--runtime-dir", os.fspath(folder)]
+    with log_path(folder).open("ab") as log:
+        launcher = subprocess.Popen(
+            command,
+            cwd="/",
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    launcher.wait(timeout=START_SECONDS)  # it hands over to its detached child at once, so no zombie is left here
