@@ -1,0 +1,1 @@
+"""What moves images between tiers: the only owner of threads in Python."""

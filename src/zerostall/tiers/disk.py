@@ -1,0 +1,381 @@
+"""The disk tier: a folder of steps, each committed by its manifest.
+
+Order of writing (docs/format.md): image, fsync · record, fsync · the step's folder, fsync · manifest under another name,
+fsync, rename, fsync of the folder · fsync of the folder above. Order of deleting: the manifest first. So a kill at any
+point leaves a step whole or not there at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import stat
+from pathlib import Path
+
+from zerostall import native
+from zerostall.core import layout as layouts
+from zerostall.core import manifest as manifests
+from zerostall.core import steps as names
+from zerostall.core.layout import Layout
+from zerostall.core.manifest import Manifest, Record
+from zerostall.errors import (
+    CorruptError,
+    FormatError,
+    SnapshotNotFoundError,
+    StepExistsError,
+    StorageError,
+)
+from zerostall.telemetry import log, say_once
+from zerostall.tiers.contract import Image, Stored
+
+_MAX_JSON = 1 << 30  # a record or layout over this is not ours
+_RETRIED = (errno.ESTALE, errno.EBUSY, errno.ENOTEMPTY)
+
+
+class DiskTier:
+    """Images in the folder `where`; see `contract.Tier`.
+
+    One process writes (the agent that holds the folder's lock, see `flow.folder_lock`); any number may read. Not
+    thread-safe for writing.
+    """
+
+    name = "disk"
+
+    def __init__(self, where: Path, pool: native.Pool, *, direct: bool = True) -> None:
+        self.where = where
+        self._pool = pool
+        self._direct = direct
+        self._layouts: dict[str, Layout] = {}
+        self._staging: dict[int, Path] = {}
+
+    # -------------------------------------------------------------------------------------------------- verbs
+
+    def put(self, image: Image) -> None:
+        step = image.record.step
+        folder = self._draft_folder(step)
+        with storage_errors(folder, f"step {step}", image.layout.nbytes):
+            self._write_layout(image.layout)
+            _require_room(self.where, image.layout.nbytes)
+            self._write_image(folder / names.image_name(image.record.rank), image)
+            write_file(folder / names.record_name(image.record.rank), manifests.encode_record(image.record))
+            fsync_folder(folder)
+
+    def commit(self, manifest: Manifest, *, replace: bool = False) -> None:
+        final = self._folder(manifest.step)
+        folder = self._staging.get(manifest.step, final)
+        if not folder.is_dir():
+            raise FormatError(f"step {manifest.step} has no images to commit in {self.where}")
+        if folder != final and not replace:
+            raise StepExistsError(
+                f"step {manifest.step} is committed in {self.where} already", hint="save with if_exists='replace'"
+            )
+        with storage_errors(folder, f"step {manifest.step}", 0):
+            partial = folder / (names.MANIFEST + names.PARTIAL)
+            write_file(partial, manifests.encode_manifest(manifest))
+            partial.rename(folder / names.MANIFEST)
+            fsync_folder(folder)
+            if folder != final:
+                self._swap(folder, final)
+            fsync_folder(self.where)
+        self._staging.pop(manifest.step, None)
+
+    def steps(self) -> list[int]:
+        return sorted(step for step, folder in self._step_folders() if (folder / names.MANIFEST).exists())
+
+    def manifest(self, step: int) -> Manifest:
+        data = self._read(step, names.MANIFEST)
+        manifest = manifests.decode_manifest(data)
+        if manifest.step != step:
+            raise CorruptError(f"{self._folder(step)} holds the manifest of step {manifest.step}")
+        return manifest
+
+    def open(self, step: int, rank: int) -> Stored:
+        manifest = self.manifest(step)
+        facts = next((facts for facts in manifest.ranks if facts.rank == rank), None)
+        if facts is None:
+            raise SnapshotNotFoundError(f"step {step} in {self.where} has no rank {rank} (world {manifest.world})")
+        data = self._read(step, names.record_name(rank), of_committed=True)
+        if manifests.digest(data) != facts.record:
+            raise CorruptError(f"the record of rank {rank} at step {step} in {self.where} is not the manifest's")
+        record = manifests.decode_record(data)
+        layout = self.layout(record.layout)
+        if layout.nbytes != record.nbytes or (record.step, record.rank) != (step, rank):
+            raise CorruptError(f"the record of rank {rank} at step {step} in {self.where} does not fit its layout")
+        return Stored(layout, record)
+
+    def get(self, step: int, rank: int, address: int) -> Stored:
+        stored = self.open(step, rank)
+        path = self._folder(step) / names.image_name(rank)
+        with opened(path) as fd:
+            read = native.FileRead(
+                self._pool,
+                fd,
+                address,
+                stored.record.nbytes,
+                chunk_bytes=stored.record.chunk_bytes,
+                checksums=stored.record.checksums,
+                direct=self._direct,
+            )
+            with storage_errors(path, f"step {step}", 0):
+                read.wait(None)
+        if read.bad:
+            raise CorruptError(
+                f"{path}: {len(read.bad)} of {len(stored.record.checksums)} chunks fail their checksum, "
+                f"first chunk {min(read.bad)}"
+            )
+        return stored
+
+    def evict(self, step: int) -> None:
+        """A failure is logged, never raised: what is left over is invisible and goes with the next start."""
+        folder = self._folder(step)
+        with contextlib.suppress(FileNotFoundError):
+            (folder / names.MANIFEST).unlink()
+            fsync_folder(folder)
+        remove_tree(folder)
+
+    # -------------------------------------------------------------------------------------- beyond the contract
+
+    def layout(self, digest: str) -> Layout:
+        """The layout of that digest, checked."""
+        if digest not in self._layouts:
+            path = self.where / names.LAYOUTS / names.layout_name(digest)
+            decoded = layouts.decode(read_file(path))
+            if decoded.digest != digest:
+                raise CorruptError(f"{path} holds another layout than its name says")
+            self._layouts[digest] = decoded
+        return self._layouts[digest]
+
+    def pin(self, step: int, pinned: bool = True) -> None:
+        """Mark a committed step so that retention never evicts it (or no longer)."""
+        marker = self._folder(step) / names.PINNED
+        if pinned:
+            if step not in self.steps():
+                raise SnapshotNotFoundError(f"no step {step} in {self.where}")
+            write_file(marker, b"")
+        else:
+            marker.unlink(missing_ok=True)
+
+    def pinned(self, step: int) -> bool:
+        return (self._folder(step) / names.PINNED).exists()
+
+    def rewind(self, step: int) -> list[int]:
+        """Set every committed step above `step` aside: they belong to a past that the run has left."""
+        aside = [late for late in self.steps() if late > step]
+        for late in aside:
+            target = self.where / names.rewound_name(late)
+            remove_tree(target)
+            self._folder(late).rename(target)
+        if aside:
+            fsync_folder(self.where)
+        return aside
+
+    def rewound(self) -> list[int]:
+        """Steps that were set aside."""
+        found = (names.parse_rewound(entry.name) for entry in self._entries())
+        return sorted(step for step in found if step is not None)
+
+    def forget_rewound(self, step: int) -> None:
+        remove_tree(self.where / names.rewound_name(step))
+
+    def clear_leftovers(self) -> list[str]:
+        """Remove what dead writers left: staging folders and steps without a manifest. Only for the lock's holder."""
+        cleared = []
+        for entry in self._entries():
+            folder = Path(entry.path)
+            unfinished = names.parse_step(entry.name) is not None and not (folder / names.MANIFEST).exists()
+            if unfinished or names.parse_staging(entry.name) is not None:
+                remove_tree(folder)
+                cleared.append(entry.name)
+        if cleared:
+            log.info("%s: removed what unfinished saves had left: %s", self.where, ", ".join(sorted(cleared)))
+        return cleared
+
+    # ------------------------------------------------------------------------------------------------ internals
+
+    def _folder(self, step: int) -> Path:
+        return self.where / names.step_name(step)
+
+    def _draft_folder(self, step: int) -> Path:
+        """Where the images of a step are written: its own folder, or beside it while a committed one is there."""
+        final = self._folder(step)
+        folder = self._staging.get(step)
+        if folder is None and (final / names.MANIFEST).exists():
+            folder = self._staging[step] = self.where / names.staging_name(step, secrets.token_hex(4))
+        folder = folder or final
+        with storage_errors(folder, f"step {step}", 0):
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _swap(self, folder: Path, final: Path) -> None:
+        """The new folder takes the old one's place. In between the step is absent, never mixed."""
+        old = self.where / names.staging_name(names.parse_step(final.name) or 0, secrets.token_hex(4))
+        final.rename(old)
+        folder.rename(final)
+        fsync_folder(self.where)
+        remove_tree(old)
+
+    def _write_layout(self, layout: Layout) -> None:
+        path = self.where / names.LAYOUTS / names.layout_name(layout.digest)
+        if layout.digest in self._layouts and path.exists():
+            return
+        path.parent.mkdir(exist_ok=True)
+        partial = path.with_name(path.name + names.PARTIAL)
+        write_file(partial, layouts.encode(layout))
+        partial.rename(path)
+        fsync_folder(path.parent)
+        fsync_folder(self.where)
+        self._layouts[layout.digest] = layout
+
+    def _write_image(self, path: Path, image: Image) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            write = native.FileWrite(
+                self._pool,
+                fd,
+                image.address,
+                image.record.nbytes,
+                chunk_bytes=image.record.chunk_bytes,
+                checksums=image.record.checksums,
+                direct=self._direct,
+            )
+            write.wait(None)
+            if self._direct and write.fell_back:
+                say_once(f"direct:{self.where}", "%s: plain writes instead of O_DIRECT: %s", self.where, write.fell_back)
+            os.fsync(fd)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                path.unlink()  # a full disk gets its room back at once
+            raise
+        finally:
+            os.close(fd)
+
+    def _read(self, step: int, name: str, *, of_committed: bool = False) -> bytes:
+        path = self._folder(step) / name
+        try:
+            return read_file(path)
+        except FileNotFoundError:
+            if of_committed:
+                raise CorruptError(f"{path} is missing") from None
+            raise SnapshotNotFoundError(f"no step {step} in {self.where}") from None
+
+    def _entries(self) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(self.where) as entries:
+                return [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except FileNotFoundError:
+            return []
+
+    def _step_folders(self) -> list[tuple[int, Path]]:
+        found = ((names.parse_step(entry.name), Path(entry.path)) for entry in self._entries())
+        return [(step, path) for step, path in found if step is not None]
+
+
+# ------------------------------------------------------------------------------------------------ files and folders
+
+
+@contextlib.contextmanager
+def storage_errors(path: Path, what: str, needed: int):
+    """Turn the operating system's errors into `StorageError` that names the path, and for a full disk the room."""
+    try:
+        yield
+    except (StorageError, FormatError):
+        raise
+    except OSError as error:
+        number = error.errno or (error.args[0] if error.args and isinstance(error.args[0], int) else 0)
+        if number in (errno.ENOSPC, errno.EDQUOT):
+            raise no_room(path, what, needed, number) from error
+        reason = error.strerror or str(error)
+        raise StorageError(f"cannot write {what} at {path}: {reason}", errno=number) from error
+
+
+def no_room(path: Path, what: str, needed: int, number: int = errno.ENOSPC) -> StorageError:
+    free = free_bytes(path)
+    return StorageError(
+        f"no room for {what} at {path}: {needed} bytes needed, {free} free ({os.strerror(number)})",
+        errno=number,
+        hint="free some space, or keep fewer steps; the next save tries again",
+    )
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes an ordinary user may still write below `path`."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    facts = os.statvfs(path)
+    return facts.f_bavail * facts.f_frsize
+
+
+def _require_room(where: Path, needed: int) -> None:
+    if free_bytes(where) < needed:
+        raise no_room(where, "the image", needed)
+
+
+def read_file(path: Path, most: int = _MAX_JSON) -> bytes:
+    """A small file, whole. FormatError when it is too large to be one of ours."""
+    with opened(path) as fd:
+        size = os.fstat(fd).st_size
+        if size > most:
+            raise FormatError(f"{path} has {size} bytes; files of its kind stay under {most}")
+        with os.fdopen(os.dup(fd), "rb") as file:
+            return file.read(most)
+
+
+@contextlib.contextmanager
+def opened(path: Path):
+    """A regular file opened for reading; never through a link, never a device."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror}", errno=error.errno) from error
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise FormatError(f"{path} is not a regular file")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a small file and fsync it."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make names in a folder durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+        say_once(f"fsync:{folder}", "%s: this file system cannot fsync a folder (%s)", folder, error.strerror)
+    finally:
+        os.close(fd)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder and what is in it; says in the log what could not be removed."""
+    for attempt in range(3):
+        try:
+            shutil.rmtree(folder)
+            return
+        except FileNotFoundError:
+            if not folder.exists():
+                return
+        except OSError as error:
+            if error.errno in _RETRIED and attempt < 2:
+                continue
+            log.warning("%s: could not be removed and is left: %s", folder, error)
+            return

@@ -1,0 +1,158 @@
+"""The host tier: one rank's images in shared memory that outlives its trainer.
+
+The trainer captures straight into a slot that was granted to it, so `put` of an image that already lies in the granted
+slot only seals it; an image that lies elsewhere is copied.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+
+from zerostall import native
+from zerostall.core.layout import Layout
+from zerostall.core.manifest import Manifest, Record
+from zerostall.core.slots import Slots
+from zerostall.errors import CapacityError, CorruptError, FormatError, SnapshotNotFoundError, StepExistsError
+from zerostall.tiers.contract import Image, Stored
+
+PAGE = 4096
+
+
+def stride_of(layout: Layout) -> int:
+    """Bytes of one slot: the image, up to a whole page."""
+    return -(-max(layout.nbytes, 1) // PAGE) * PAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A sealed image that stays as it is until `HostTier.release(held)`."""
+
+    slot: int
+    image: Image
+    offset: int
+
+
+class HostTier:
+    """Images of one layout in one segment; see `contract.Tier`. One thread drives it; held images may be read by any."""
+
+    name = "host"
+
+    def __init__(self, layout: Layout, segment: native.Segment, count: int, pool: native.Pool) -> None:
+        self.layout = layout
+        self.segment = segment
+        self.stride = stride_of(layout)
+        if segment.nbytes < self.stride * count:
+            raise FormatError(f"a segment of {segment.nbytes} bytes cannot hold {count} slots of {self.stride}")
+        self.slots = Slots(count)
+        self._pool = pool
+        self._records: dict[int, Record] = {}
+        self._manifests: dict[int, Manifest] = {}
+
+    # -------------------------------------------------------------------------------------------------- verbs
+
+    def put(self, image: Image) -> None:
+        if image.layout.digest != self.layout.digest:
+            raise FormatError("the image has another layout than this segment")
+        slot = self._slot_at(image.address)
+        if slot is None:
+            grant = self.slots.grant()
+            if grant.index is None:
+                raise CapacityError(f"no slot for step {image.record.step}: {grant.reason}", hint="use more slots")
+            slot = grant.index
+            ctypes.memmove(self.address(slot), image.address, image.layout.nbytes)
+        self.seal(slot, image.record)
+
+    def commit(self, manifest: Manifest, *, replace: bool = False) -> None:
+        step = manifest.step
+        slot = self.slots.at_step(step)
+        if slot is None:
+            raise FormatError(f"step {step} has no image to commit in host memory")
+        if step in self._manifests and not replace:
+            raise StepExistsError(f"step {step} is in host memory already", hint="save with if_exists='replace'")
+        self._manifests[step] = manifest
+
+    def steps(self) -> list[int]:
+        return sorted(step for step in self._manifests if self.slots.at_step(step) is not None)
+
+    def manifest(self, step: int) -> Manifest:
+        manifest = self._manifests.get(step)
+        if manifest is None or self.slots.at_step(step) is None:
+            raise SnapshotNotFoundError(f"no step {step} in host memory")
+        return manifest
+
+    def open(self, step: int, rank: int) -> Stored:
+        self.manifest(step)
+        record = self._record_of(step)
+        if record.rank != rank:
+            raise SnapshotNotFoundError(f"this host memory is rank {record.rank}'s, not rank {rank}'s")
+        return Stored(self.layout, record)
+
+    def get(self, step: int, rank: int, address: int) -> Stored:
+        stored = self.open(step, rank)
+        held = self.hold(step)
+        try:
+            ctypes.memmove(address, held.image.address, self.layout.nbytes)
+        finally:
+            self.release(held)
+        record = stored.record
+        check = native.Verify(self._pool, address, record.nbytes, record.chunk_bytes, record.checksums)
+        check.wait(None)
+        if check.bad:
+            raise CorruptError(f"step {step} in host memory: chunk {check.bad[0]} fails its checksum")
+        return stored
+
+    def evict(self, step: int) -> None:
+        self._manifests.pop(step, None)
+        slot = self.slots.at_step(step)
+        if slot is not None and slot.readers == 0:
+            self.slots.free(slot.index)
+
+    # -------------------------------------------------------------------------------------- beyond the contract
+
+    def address(self, slot: int) -> int:
+        return self.segment.address + slot * self.stride
+
+    def seal(self, slot: int, record: Record) -> None:
+        """The granted slot holds the whole image that `record` describes."""
+        if record.layout != self.layout.digest or record.nbytes != self.layout.nbytes:
+            raise FormatError("the record is of another layout than this segment")
+        self._manifests.pop(record.step, None)
+        self.slots.seal(slot, record.step)
+        self._records[slot] = record
+        held = {s.step for s in self.slots.sealed()}
+        for step in [step for step in self._manifests if step not in held]:
+            del self._manifests[step]
+
+    def hold(self, step: int) -> Held:
+        """Keep the image of `step` as it is while somebody reads it."""
+        slot = self.slots.at_step(step)
+        if slot is None:
+            raise SnapshotNotFoundError(f"no step {step} in host memory")
+        self.slots.hold(slot.index)
+        image = Image(self.layout, self._records[slot.index], self.address(slot.index))
+        return Held(slot.index, image, slot.index * self.stride)
+
+    def release(self, held: Held) -> None:
+        self.slots.release(held.slot)
+
+    def held(self) -> bool:
+        """Is any image being read or promised to a slower tier?"""
+        return any(slot.readers or slot.promised for slot in self.slots.table)
+
+    def duplicate_fd(self) -> int:
+        """A descriptor of the segment for somebody who maps it; the caller closes it."""
+        return os.dup(self.segment.fileno())
+
+    def _slot_at(self, address: int) -> int | None:
+        offset = address - self.segment.address
+        if 0 <= offset < self.stride * self.slots.count and offset % self.stride == 0:
+            return offset // self.stride
+        return None
+
+    def _record_of(self, step: int) -> Record:
+        slot = self.slots.at_step(step)
+        if slot is None:
+            raise SnapshotNotFoundError(f"no step {step} in host memory")
+        return self._records[slot.index]
