@@ -1,0 +1,40 @@
+"""What every test shares: the long form, the GPU marker and the fault shim."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from shim.faults import Shim, compile_library
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run the long form of the tests, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    skip_long = None if config.getoption("--long") else pytest.mark.skip(reason="long: run with --long")
+    skip_gpu = None if _sees_gpu() else pytest.mark.skip(reason="gpu: no CUDA device here")
+    for item in items:
+        for name, skip in (("long", skip_long), ("gpu", skip_gpu)):
+            if skip is not None and item.get_closest_marker(name):
+                item.add_marker(skip)
+
+
+def _sees_gpu() -> bool:
+    """Whether an NVIDIA driver is loaded; found without importing torch, which takes seconds."""
+    return importlib.util.find_spec("torch") is not None and Path("/proc/driver/nvidia/version").exists()
+
+
+@pytest.fixture(scope="session")
+def shim_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The compiled LD_PRELOAD library, built once a session."""
+    return compile_library(tmp_path_factory.mktemp("shim-build"))
+
+
+@pytest.fixture
+def shim(shim_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Shim:
+    """A fault injector of this test's own: start processes with `env=shim.environment()`."""
+    return Shim(shim_library, tmp_path_factory.mktemp("shim"))
