@@ -90,6 +90,12 @@ class Slots:
                 return Grant(slot.index, f"replaces step {replaced}")
         return Grant(None, "every older image is being read or promised to a slower tier")
 
+    def claim(self, index: int) -> None:
+        """Grant this very slot: a trainer that kept the memory says what it has in it."""
+        if not 0 <= index < len(self.table) or self.table[index].phase is not Phase.free or self.granted():
+            raise ValueError(f"slot {index} cannot be claimed")
+        self.table[index].phase = Phase.granted
+
     def seal(self, index: int, step: int) -> None:
         """The granted slot now holds the whole image of `step`.
 

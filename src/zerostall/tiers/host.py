@@ -84,7 +84,7 @@ class HostTier:
 
     def open(self, step: int, rank: int) -> Stored:
         self.manifest(step)
-        record = self._record_of(step)
+        record = self.record_of(step)
         if record.rank != rank:
             raise SnapshotNotFoundError(f"this host memory is rank {record.rank}'s, not rank {rank}'s")
         return Stored(self.layout, record)
@@ -151,7 +151,7 @@ class HostTier:
             return offset // self.stride
         return None
 
-    def _record_of(self, step: int) -> Record:
+    def record_of(self, step: int) -> Record:
         slot = self.slots.at_step(step)
         if slot is None:
             raise SnapshotNotFoundError(f"no step {step} in host memory")

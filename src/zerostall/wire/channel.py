@@ -93,6 +93,13 @@ class Channel(Generic[In]):
                 self._outbox[0] = (frame[sent:], [])
         return True
 
+    def flush_quietly(self) -> bool:
+        """`flush`, but a broken connection counts as nothing left: reading will say that it broke."""
+        try:
+            return self.flush()
+        except ClosedError:
+            return True
+
     # ---------------------------------------------------------------------------------------------- receiving
 
     def receive(self) -> list[tuple[In, list[int]]]:

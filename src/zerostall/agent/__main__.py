@@ -1,0 +1,61 @@
+"""`python -m zerostall.agent`: take the lock, listen, serve. Started by trainers; seldom by hand."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from zerostall import config
+from zerostall.agent.service import Service
+from zerostall.telemetry import log
+from zerostall.wire import rendezvous
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until idle or stopped; 0 when it ended well or another agent serves the folder already."""
+    parser = argparse.ArgumentParser(prog="zerostall.agent", description=__doc__)
+    parser.add_argument("--runtime-dir", type=Path, default=None, help="folder of the socket, lock and log")
+    parser.add_argument("--detach", action="store_true", help="go on in a process of its own and return at once")
+    options = parser.parse_args(arguments)
+    settings = config.AgentSettings.from_environment()
+    folder = rendezvous.private_folder(options.runtime_dir or settings.runtime_dir)
+
+    # Detach before anything starts a thread. The parent ends at once, so whoever launched us has no child to reap.
+    if options.detach and os.fork() > 0:
+        return 0
+    lock = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return 0
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    path = rendezvous.socket_path(folder)
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    mask = os.umask(0o177)
+    try:
+        listener.bind(os.fspath(path))
+    finally:
+        os.umask(mask)
+    service = Service(settings, listener)
+    signal.signal(signal.SIGTERM, lambda *_: service.stop())
+    signal.signal(signal.SIGINT, lambda *_: service.stop())
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    listener.listen(64)
+    log.info("agent %d serves %s, budget %d bytes", os.getpid(), folder, settings.host_budget)
+    try:
+        service.serve()
+    finally:
+        path.unlink(missing_ok=True)
+        listener.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

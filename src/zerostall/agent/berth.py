@@ -1,0 +1,145 @@
+"""One rank's place on this node: the memory lent to it, what is sealed there, and the trainer that is attached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from zerostall import native
+from zerostall.core.layout import Layout
+from zerostall.core.manifest import Record
+from zerostall.flow.budget import Budget
+from zerostall.tiers.host import HostTier, stride_of
+from zerostall.wire import messages as m
+
+if TYPE_CHECKING:
+    from zerostall.agent.client import Client
+
+
+@dataclass(slots=True)
+class Wish:
+    """What a trainer said beside a sealed image."""
+
+    promise: bool = False
+    replace: bool = False
+    pin: bool = False
+    rewind_to: int | None = None
+
+
+@dataclass(slots=True)
+class Berth:
+    """`current` takes new images; `older` tiers have a layout of before and go once `current` holds an image."""
+
+    where: str
+    rank: int
+    budget: Budget
+    pool: native.Pool
+    current: HostTier | None = None
+    older: list[HostTier] = field(default_factory=list)
+    client: Client | None = None
+    wishes: dict[int, Wish] = field(default_factory=dict)
+
+    def lease(self, layout: Layout, slots: int) -> HostTier:
+        """Memory for `slots` images of `layout`: what is there if it fits, else new memory.
+
+        Raises:
+            CapacityError: the budget or the machine's memory is too small.
+        """
+        tier = self.current
+        if tier is not None and tier.layout.digest == layout.digest and tier.slots.count == slots:
+            return tier
+        nbytes = stride_of(layout) * slots
+        self.budget.take(nbytes, f"{slots} images of rank {self.rank} of {self.where}")
+        try:
+            segment = native.Segment(f"zerostall-{self.rank}", nbytes)
+        except BaseException:
+            self.budget.give_back(nbytes)
+            raise
+        return self._install(layout, segment, slots)
+
+    def adopt(self, layout: Layout, slots: int, segment: native.Segment) -> HostTier:
+        """Take over memory that a trainer kept when the agent before this one died."""
+        self.budget.lent += segment.nbytes  # it exists already: counted even where it is over the budget
+        return self._install(layout, segment, slots)
+
+    def _install(self, layout: Layout, segment: native.Segment, slots: int) -> HostTier:
+        if self.current is not None:
+            self.older.append(self.current)
+        self.current = HostTier(layout, segment, slots, self.pool)
+        return self.current
+
+    def tiers(self) -> list[HostTier]:
+        return ([self.current] if self.current else []) + self.older
+
+    def tier_with(self, step: int) -> HostTier | None:
+        """The newest memory in which `step` is sealed."""
+        return next((tier for tier in self.tiers() if tier.slots.at_step(step)), None)
+
+    def sealed_steps(self) -> list[int]:
+        return sorted({slot.step for tier in self.tiers() for slot in tier.slots.sealed()})
+
+    def clean_steps(self) -> list[int]:
+        return sorted({step for tier in self.tiers() for step in tier.steps()})
+
+    def seal(self, slot: int, record: Record, wish: Wish) -> None:
+        assert self.current is not None
+        self.current.seal(slot, record)
+        self.wishes[record.step] = wish
+        if wish.promise:
+            self.current.slots.promise(slot)
+        self.wishes = {step: wish for step, wish in self.wishes.items() if self.tier_with(step)}
+
+    def next_grant(self, keep: frozenset[int]) -> m.Granted | None:
+        """Grant the trainer a slot if it has none and one can be had."""
+        if self.current is None or self.client is None:
+            return None
+        grant = self.current.slots.grant(keep)
+        return None if grant.index is None else m.Granted(slot=grant.index)
+
+    def take_back(self) -> None:
+        """The trainer is gone: what it was capturing is worth nothing."""
+        self.client = None
+        self.take_back_grant()
+
+    def take_back_grant(self) -> None:
+        """Whatever is granted, in any of the segments, is free again."""
+        for tier in self.tiers():
+            if slot := tier.slots.granted():
+                tier.slots.discard(slot.index)
+
+    def discard(self, slot: int) -> None:
+        """The trainer's capture came to nothing."""
+        if self.current is not None:
+            self.current.slots.discard(slot)
+
+    def forget_after(self, step: int) -> None:
+        """Drop images above `step`: the run went back and they belong to a past it has left."""
+        for tier in self.tiers():
+            for late in [slot.step for slot in tier.slots.sealed() if slot.step > step]:
+                tier.evict(late)
+
+    def drop_older(self) -> None:
+        """Give back memory of layouts of before, as soon as nobody needs it."""
+        if self.current is None or not self.current.slots.sealed():
+            return
+        for tier in [tier for tier in self.older if not tier.held()]:
+            self.older.remove(tier)
+            self._close(tier)
+
+    def close(self) -> int:
+        """Give all memory back; the bytes."""
+        freed = sum(self._close(tier) for tier in self.tiers())
+        self.current, self.older = None, []
+        return freed
+
+    def held(self) -> bool:
+        return any(tier.held() for tier in self.tiers())
+
+    def nbytes(self) -> int:
+        return sum(tier.segment.nbytes for tier in self.tiers())
+
+    def _close(self, tier: HostTier) -> int:
+        nbytes = tier.segment.nbytes
+        tier.segment.close()
+        self.budget.give_back(nbytes)
+        return nbytes

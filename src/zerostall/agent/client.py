@@ -1,0 +1,42 @@
+"""One connection to the agent: a trainer, or a tool that asks for the status."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from zerostall.telemetry import log
+from zerostall.wire import messages as m
+from zerostall.wire.channel import Channel, ClosedError
+
+_numbers = itertools.count(1)
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """A connection and what must be undone when it ends."""
+
+    channel: Channel[m.FromTrainer]
+    name: str = ""
+    pid: int = 0
+    broken: bool = False
+    fetched: list[Callable[[], None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.name = f"client {next(_numbers)}"
+
+    def send(self, message: m.Message, *fds: int) -> None:
+        """Send, or mark the connection broken; the service closes it at the end of the round."""
+        if self.broken:
+            return
+        try:
+            self.channel.send(message, *fds)
+        except ClosedError as error:
+            self.broken = True
+            log.info("%s is gone: %s", self.name, error)
+
+    def release_fetched(self) -> None:
+        """Let go of everything that was held for this client to read."""
+        while self.fetched:
+            self.fetched.pop()()

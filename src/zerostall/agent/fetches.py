@@ -1,0 +1,138 @@
+"""Copies brought back for trainers: what is there, and the bytes of one image in memory that a trainer can map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from zerostall import native
+from zerostall.agent.berth import Berth
+from zerostall.agent.client import Client
+from zerostall.core import layout as layouts
+from zerostall.core import manifest as manifests
+from zerostall.errors import FormatError, SnapshotNotFoundError, StorageError, ZerostallError
+from zerostall.flow.worker import Worker
+from zerostall.tiers.disk import DiskTier
+from zerostall.tiers.host import stride_of
+from zerostall.wire import messages as m
+
+Post = Callable[[Callable[[], None]], None]
+
+
+class Fetches:
+    """Driven by the agent's loop; files are read on a thread of its own, which comes back through `post`."""
+
+    def __init__(self, disk: DiskTier, post: Post) -> None:
+        self._disk = disk
+        self._post = post
+        self._steps: list[int] = []
+        self._reader = Worker(f"fetch {disk.where.name}")
+
+    def busy(self) -> bool:
+        return bool(self._steps)
+
+    def steps(self) -> frozenset[int]:
+        """Steps that are being read: retention leaves them."""
+        return frozenset(self._steps)
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def find(self, client: Client, request: m.Find, rank: int, host_steps: list[int]) -> None:
+        """Answer with the copies of every step, damaged ones with the reason."""
+        host = tuple(m.CopyFacts(step=step, tier="host", clean=True) for step in host_steps)
+
+        def look() -> None:
+            try:
+                copies = host + tuple(self._look_at(step, rank) for step in self._disk.steps())
+                answer: m.Message = m.Found(id=request.id, copies=copies)
+            except (ZerostallError, OSError) as error:
+                answer = m.Refused.of(request.id, _ours(error, self._disk.where))
+            self._post(lambda: client.send(answer))
+
+        self._reader.submit(look)
+
+    def fetch(self, client: Client, berth: Berth, request: m.Fetch) -> None:
+        """Answer with the image of a step in memory; held until the client releases it or is gone."""
+        if request.tier == "host":
+            self._from_host(client, berth, request)
+        elif request.tier == "disk":
+            self._from_disk(client, berth.rank, request)
+        else:
+            raise FormatError(f"no tier {request.tier!r}")
+
+    def _from_host(self, client: Client, berth: Berth, request: m.Fetch) -> None:
+        tier = berth.tier_with(request.step)
+        if tier is None:
+            raise SnapshotNotFoundError(f"step {request.step} is no longer in host memory")
+        held = tier.hold(request.step)
+        client.fetched.append(lambda: tier.release(held))
+        answer = m.Fetched(
+            id=request.id,
+            nbytes=tier.segment.nbytes,
+            offset=held.offset,
+            layout=layouts.encode(tier.layout),
+            record=manifests.encode_record(held.image.record),
+            verified=False,
+        )
+        client.send(answer, tier.segment.fileno())
+
+    def _from_disk(self, client: Client, rank: int, request: m.Fetch) -> None:
+        self._steps.append(request.step)
+
+        def read() -> None:
+            try:
+                answer, segment = self._read(request, rank)
+            except (ZerostallError, OSError) as error:
+                refused = m.Refused.of(request.id, _ours(error, self._disk.where))
+                self._post(lambda: self._give_up(client, request.step, refused))
+            else:
+                self._post(lambda: self._give(client, request.step, answer, segment))
+
+        self._reader.submit(read)
+
+    def _read(self, request: m.Fetch, rank: int) -> tuple[m.Fetched, native.Segment]:
+        stored = self._disk.open(request.step, rank)
+        segment = native.Segment(f"zerostall-fetch-{rank}", stride_of(stored.layout))
+        try:
+            self._disk.get(request.step, rank, segment.address)
+        except BaseException:
+            segment.close()
+            raise
+        answer = m.Fetched(
+            id=request.id,
+            nbytes=segment.nbytes,
+            offset=0,
+            layout=layouts.encode(stored.layout),
+            record=manifests.encode_record(stored.record),
+            verified=True,
+        )
+        return answer, segment
+
+    def _give(self, client: Client, step: int, answer: m.Fetched, segment: native.Segment) -> None:
+        def done() -> None:
+            segment.close()
+            self._steps.remove(step)
+
+        if client.broken:
+            done()
+            return
+        client.fetched.append(done)
+        client.send(answer, segment.fileno())
+
+    def _give_up(self, client: Client, step: int, refused: m.Refused) -> None:
+        self._steps.remove(step)
+        client.send(refused)
+
+    def _look_at(self, step: int, rank: int) -> m.CopyFacts:
+        try:
+            self._disk.open(step, rank)
+        except (ZerostallError, OSError) as error:
+            return m.CopyFacts(step=step, tier="disk", clean=False, reason=str(error.args[0] if error.args else error))
+        return m.CopyFacts(step=step, tier="disk", clean=True)
+
+
+def _ours(error: ZerostallError | OSError, where: Path) -> ZerostallError:
+    if isinstance(error, ZerostallError):
+        return error
+    return StorageError(f"cannot read from {where}: {error.strerror or error}", errno=error.errno)

@@ -1,0 +1,89 @@
+"""The folder of one run, as the agent that writes to it sees it."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+from zerostall import native
+from zerostall.core import manifest as manifests
+from zerostall.core import steps as names
+from zerostall.core.manifest import RunFacts
+from zerostall.errors import RunMismatchError
+from zerostall.flow.folder_lock import FolderLock
+from zerostall.tiers.disk import DiskTier, read_file, storage_errors, write_file
+
+
+class RunFolder:
+    """Taken while a trainer is attached or a step is on its way; let go otherwise, so that another node may take it.
+
+    Attributes:
+        on_disk: the committed steps, as far as this agent wrote or found them.
+    """
+
+    def __init__(self, where: Path, pool: native.Pool) -> None:
+        self.where = where
+        self.disk = DiskTier(where, pool)
+        self.on_disk: set[int] = set()
+        self._lock: FolderLock | None = None
+        self.facts = RunFacts(id="", name=None)
+
+    def taken(self) -> bool:
+        return self._lock is not None
+
+    def take(self) -> None:
+        """Take the folder, creating it if need be, and clear what dead writers left.
+
+        Raises:
+            StorageError: it cannot be written.
+            RunBusyError: another agent has it.
+            FormatError: its run.json is not ours.
+        """
+        if self._lock is not None:
+            return
+        with storage_errors(self.where, "the run's folder", 0):
+            self.where.mkdir(parents=True, exist_ok=True)
+            self._lock = FolderLock(self.where)
+            try:
+                self._read_facts()
+                self.disk.clear_leftovers()
+                self.on_disk = set(self.disk.steps())
+            except BaseException:
+                self.let_go()
+                raise
+
+    def let_go(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def check_name(self, name: str | None, *, empty: bool) -> None:
+        """A named run keeps its folder to itself; an unnamed empty folder takes the name.
+
+        Raises:
+            RunMismatchError: the folder is another run's.
+        """
+        if name is None or name == self.facts.name:
+            return
+        if self.facts.name is None and empty:
+            self._write_facts(RunFacts(id=self.facts.id, name=name))
+            return
+        known = repr(self.facts.name) if self.facts.name else f"without a name, id {self.facts.id}"
+        raise RunMismatchError(
+            f"{self.where} belongs to the run {known}; this trainer is run {name!r}",
+            hint="give this run a folder of its own, move that one aside, or leave out run= to go on with it",
+        )
+
+    def _read_facts(self) -> None:
+        path = self.where / names.RUN
+        if path.exists():
+            self.facts = manifests.decode_run(read_file(path))
+        else:
+            self._write_facts(RunFacts(id=uuid.uuid4().hex, name=None))
+
+    def _write_facts(self, facts: RunFacts) -> None:
+        with storage_errors(self.where, "run.json", 0):
+            partial = self.where / (names.RUN + names.PARTIAL)
+            write_file(partial, manifests.encode_run(facts))
+            partial.rename(self.where / names.RUN)
+        self.facts = facts

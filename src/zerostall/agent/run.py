@@ -1,0 +1,296 @@
+"""One run on this node: its folder, its ranks' memory, and the step that is on its way to disk."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from zerostall import native
+from zerostall.agent.berth import Berth, Wish
+from zerostall.agent.client import Client
+from zerostall.agent.fetches import Fetches
+from zerostall.agent.folder import RunFolder
+from zerostall.core import backoff
+from zerostall.core import manifest as manifests
+from zerostall.core.manifest import Manifest, Record
+from zerostall.core.retention import Keep
+from zerostall.errors import FormatError, RunBusyError, RunMismatchError, StorageError, ZerostallError
+from zerostall.flow.budget import Budget
+from zerostall.flow.persist import Order, Outcome, persist, prune
+from zerostall.flow.worker import Worker
+from zerostall.telemetry import log
+from zerostall.tiers.host import Held, HostTier
+from zerostall.wire import messages as m
+
+Post = Callable[[Callable[[], None]], None]
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step on its way to disk, and the images it keeps in place meanwhile."""
+
+    order: Order
+    held: list[tuple[HostTier, Held]]
+
+
+class Run:
+    """Driven by the agent's one loop; the two workers come back through `post`.
+
+    Raises (on construction): StorageError, RunBusyError, FormatError.
+    """
+
+    def __init__(self, where: Path, world: int, budget: Budget, pool: native.Pool, post: Post) -> None:
+        self.where = where
+        self.world = world
+        self.berths: dict[int, Berth] = {}
+        self.folder = RunFolder(where, pool)
+        self.fetches = Fetches(self.folder.disk, post)
+        self.keep = Keep()
+        self.lossless = False
+        self.last_error = ""
+        self._budget = budget
+        self._pool = pool
+        self._post = post
+        self._flight: Flight | None = None
+        self._failures = 0
+        self._retry_at = 0.0
+        self._given_up: set[int] = set()
+        self._writer = Worker(f"trickle {where.name}")
+
+    # ---------------------------------------------------------------------------------------------- attaching
+
+    def attach(self, client: Client, hello: m.Hello) -> Berth:
+        """A trainer takes its rank's berth."""
+        berth = self.berths.get(hello.rank)
+        if berth is not None and berth.client is not None:
+            raise RunBusyError(
+                f"rank {hello.rank} of {self.where} belongs to the live trainer with pid {berth.client.pid}",
+                hint="end that one first, or give this one a folder of its own",
+            )
+        if hello.world != self.world and any(berth.client for berth in self.berths.values()):
+            raise RunMismatchError(f"{self.where} runs with {self.world} ranks now, this trainer says {hello.world}")
+        self.folder.take()
+        self.folder.check_name(hello.run, empty=not self.steps())
+        self.world = hello.world
+        rules = hello.rules
+        self.keep = Keep(rules.keep_last, rules.keep_every, rules.keep_best, rules.best_mode)  # pyright: ignore
+        self.lossless = rules.lossless
+        if berth is None:
+            berth = Berth(str(self.where), hello.rank, self._budget, self._pool)
+            self.berths[hello.rank] = berth
+        berth.client = client
+        return berth
+
+    def detach(self, client: Client) -> None:
+        for berth in self.berths.values():
+            if berth.client is client:
+                berth.take_back()
+        self.advance()
+
+    def attached(self) -> bool:
+        return any(berth.client for berth in self.berths.values())
+
+    def steps(self) -> tuple[int, ...]:
+        """Every step that this node can bring back, rising."""
+        return tuple(sorted(set(self.folder.disk.steps()).union(*(berth.clean_steps() for berth in self.berths.values()))))
+
+    # ------------------------------------------------------------------------------------------------ sealing
+
+    def seal(self, berth: Berth, slot: int, record: Record, wish: Wish) -> None:
+        """A rank's image is whole; the step is clean when every rank's is."""
+        if record.run != self.folder.facts.id or record.rank != berth.rank:
+            raise FormatError(f"a record of run {record.run}, rank {record.rank} came from rank {berth.rank}")
+        before = berth.sealed_steps()
+        if wish.rewind_to is not None:
+            berth.forget_after(wish.rewind_to)
+        wish.promise = wish.promise or self.lossless
+        berth.seal(slot, record, wish)
+        self.folder.on_disk.discard(record.step)
+        self._given_up.discard(record.step)
+        self._tell_replaced(berth, before)
+        manifest = self._manifest(record.step)
+        if manifest is not None:
+            for rank in self.berths.values():
+                tier = rank.tier_with(record.step)
+                if tier is not None:
+                    tier.commit(manifest, replace=True)
+            self._tell(m.Reached(step=record.step, tier="host"))
+
+    def promise(self, berth: Berth, step: int) -> None:
+        """Somebody waits for `step` on disk."""
+        tier = berth.tier_with(step)
+        if step in self.folder.on_disk:
+            self._send(berth, m.Reached(step=step, tier="disk"))
+        elif tier is None:
+            self._send(berth, m.Replaced(step=step, tier="disk"))
+        else:
+            slot = tier.slots.at_step(step)
+            assert slot is not None
+            tier.slots.promise(slot.index)
+            self._retry_at = 0.0
+
+    def advance(self) -> None:
+        """Do whatever can be done now: start the next order, grant slots, give back memory, let the folder go."""
+        if self._flight is None and time.monotonic() >= self._retry_at:
+            self._start_order()
+        clean = self._clean_steps()
+        keep = frozenset(clean[-1:])
+        for berth in self.berths.values():
+            before = berth.sealed_steps()
+            grant = berth.next_grant(keep)
+            if grant is not None:
+                self._tell_replaced(berth, before)
+                self._send(berth, grant)
+            berth.drop_older()
+        if not self.attached() and not self.busy():
+            self.folder.let_go()
+
+    def report(self, berth: Berth) -> m.RankReport:
+        """What `zerostall agent status` shows of one rank."""
+        return m.RankReport(
+            where=str(self.where),
+            rank=berth.rank,
+            world=self.world,
+            trainer_pid=berth.client.pid if berth.client else None,
+            segment_bytes=berth.nbytes(),
+            host_steps=tuple(berth.clean_steps()),
+            disk_steps=tuple(self.folder.disk.steps()),
+            trickling=self._flight.order.step if self._flight else None,
+            last_error=self.last_error,
+        )
+
+    def busy(self) -> bool:
+        """Is a step on its way to disk, being read, or about to go?"""
+        return self._flight is not None or self.fetches.busy() or self._next_step() is not None
+
+    def retry_in(self) -> float | None:
+        """Seconds until `advance` has something to retry; None when it has not."""
+        if self._flight is not None or self._failures == 0 or self._next_step() is None:
+            return None
+        return max(0.0, self._retry_at - time.monotonic())
+
+    # ------------------------------------------------------------------------------------------------ trickle
+
+    def _clean_steps(self) -> list[int]:
+        """Steps sealed on every rank of this node's world, rising."""
+        berths = [self.berths[rank] for rank in range(self.world) if rank in self.berths]
+        if len(berths) < self.world:
+            return []
+        return sorted(set.intersection(*(set(berth.clean_steps()) for berth in berths)))
+
+    def _next_step(self) -> int | None:
+        """The step to write next: a promised one, the oldest first; else the newest clean one."""
+        waiting = [step for step in self._clean_steps() if step not in self.folder.on_disk and step not in self._given_up]
+        promised = [step for step in waiting if any(self._promised(berth, step) for berth in self.berths.values())]
+        if promised:
+            return promised[0]
+        return waiting[-1] if waiting and waiting[-1] == self._clean_steps()[-1] else None
+
+    @staticmethod
+    def _promised(berth: Berth, step: int) -> bool:
+        tier = berth.tier_with(step)
+        slot = tier.slots.at_step(step) if tier else None
+        return slot is not None and slot.promised
+
+    def _start_order(self) -> None:
+        step = self._next_step()
+        if step is None or not self.folder.taken():
+            return
+        held: list[tuple[HostTier, Held]] = []
+        wishes: list[Wish] = []
+        for rank in range(self.world):
+            tier = self.berths[rank].tier_with(step)
+            assert tier is not None
+            held.append((tier, tier.hold(step)))
+            wishes.append(self.berths[rank].wishes.get(step, Wish()))
+        order = Order(
+            manifest=held[0][0].manifest(step),
+            images=tuple(image.image for _, image in held),
+            replace=any(wish.replace for wish in wishes),
+            pin=any(wish.pin for wish in wishes),
+            rewind_to=next((wish.rewind_to for wish in wishes if wish.rewind_to is not None), None),
+        )
+        self._flight = Flight(order, held)
+
+        def write() -> None:
+            outcome = persist(self.folder.disk, order)
+            self._post(lambda: self._landed(outcome))
+            if outcome.error is None:
+                prune(self.folder.disk, self.keep, self.fetches.steps() | {order.step})
+
+        self._writer.submit(write)
+
+    def _landed(self, outcome: Outcome) -> None:
+        flight, self._flight = self._flight, None
+        assert flight is not None
+        for (tier, held), berth in zip(flight.held, (self.berths[r] for r in range(len(flight.held))), strict=True):
+            tier.release(held)
+            tier.slots.promise(held.slot, False)
+            if outcome.error is None and (wish := berth.wishes.get(outcome.step)):
+                wish.replace, wish.rewind_to = True, None  # what is there now is this very step
+        if outcome.error is None:
+            self._failures, self._retry_at, self.last_error = 0, 0.0, ""
+            self.folder.on_disk.add(outcome.step)
+            self._tell(m.Reached(step=outcome.step, tier="disk"))
+        else:
+            self._failed(outcome.step, outcome.error)
+        self.advance()
+
+    def _failed(self, step: int, error: ZerostallError) -> None:
+        self._failures += 1
+        self._retry_at = time.monotonic() + backoff.pause(self._failures, random.random())
+        self.last_error = f"step {step}: {error.args[0]}"
+        if not isinstance(error, StorageError):
+            self._given_up.add(step)  # trying again would end the same way
+        log.error("%s: step %d did not get to disk: %s", self.where, step, error)
+        number = error.errno if isinstance(error, StorageError) else None
+        self._tell(
+            m.Failed(
+                step=step,
+                tier="disk",
+                kind=type(error).__name__,
+                message=str(error.args[0]),
+                hint=error.hint,
+                errno=number,
+            )
+        )
+
+    def _manifest(self, step: int) -> Manifest | None:
+        """The manifest of `step`, when every rank of the world is sealed here."""
+        records: list[Record] = []
+        for rank in range(self.world):
+            berth = self.berths.get(rank)
+            tier = berth.tier_with(step) if berth else None
+            if tier is None:
+                return None
+            records.append(tier.record_of(step))
+        return manifests.manifest_of(records)
+
+    # ------------------------------------------------------------------------------------------------- telling
+
+    def _tell(self, message: m.Message) -> None:
+        for berth in self.berths.values():
+            self._send(berth, message)
+
+    @staticmethod
+    def _send(berth: Berth, message: m.Message) -> None:
+        if berth.client is not None:
+            berth.client.send(message)
+
+    def _tell_replaced(self, berth: Berth, before: list[int]) -> None:
+        after = set(berth.sealed_steps())
+        for step in before:
+            if step not in after and step not in self.folder.on_disk:
+                self._send(berth, m.Replaced(step=step, tier="disk"))
+
+    def close(self) -> None:
+        """Wait for what is under way, then give back the memory and the folder."""
+        self._writer.close()
+        self.fetches.close()
+        for berth in self.berths.values():
+            berth.close()
+        self.folder.let_go()
+

@@ -1,0 +1,279 @@
+"""The agent's one loop: it accepts connections, hands messages to the runs, and leaves when nobody needs it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from zerostall import native
+from zerostall.agent.berth import Berth, Wish
+from zerostall.agent.client import Client
+from zerostall.agent.run import Run
+from zerostall.config import AgentSettings
+from zerostall.core import layout as layouts
+from zerostall.core import manifest as manifests
+from zerostall.errors import AgentError, CapabilityError, CapacityError, FormatError, RunBusyError, ZerostallError
+from zerostall.flow.budget import Budget
+from zerostall.telemetry import log
+from zerostall.wire import messages as m
+from zerostall.wire.channel import Channel, ClosedError, drop, peer_uid
+
+DISK_THREADS = 4
+
+
+class Service:
+    """Everything one agent does, on the thread that calls `serve`."""
+
+    def __init__(self, settings: AgentSettings, listener: socket.socket) -> None:
+        self._settings = settings
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self._clients: dict[Client, tuple[Run, Berth] | None] = {}
+        self._runs: dict[Path, Run] = {}
+        self._budget = Budget(settings.host_budget)
+        self._pool = native.Pool("disk", DISK_THREADS)
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._started = time.monotonic()
+        self._last_use = self._started
+        self._leaving = False
+
+    # ------------------------------------------------------------------------------------------------- the loop
+
+    def serve(self) -> None:
+        """Serve until idle for long enough, or told to stop."""
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
+        while not self._leaving:
+            for key, events in self._selector.select(self._patience()):
+                if isinstance(key.data, Client):
+                    self._talk(key.data, events)
+                else:
+                    key.data()
+            while self._inbox:
+                self._inbox.popleft()()
+            for run in self._runs.values():
+                run.advance()
+            self._sweep()
+            self._leaving = self._leaving or self._idle_too_long()
+        self._close()
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Run `call` on the loop's thread, soon. Any thread."""
+        self._inbox.append(call)
+        os.eventfd_write(self._wake, 1)
+
+    def stop(self) -> None:
+        """End the loop after this round. Any thread; safe in a signal handler."""
+        self._leaving = True
+        os.eventfd_write(self._wake, 1)
+
+    def _patience(self) -> float:
+        retries = [wait for run in self._runs.values() if (wait := run.retry_in()) is not None]
+        return min([*retries, max(0.05, min(60.0, self._settings.idle_seconds / 4))])
+
+    def _woken(self) -> None:
+        os.eventfd_read(self._wake)
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError as error:
+            log.warning("a connection was not accepted: %s", error)
+            return
+        if peer_uid(sock) != os.geteuid():
+            log.warning("a connection from user %d was refused", peer_uid(sock))
+            sock.close()
+            return
+        sock.setblocking(False)
+        client = Client(Channel(sock, m.FromTrainer))
+        self._clients[client] = None
+        self._selector.register(sock, selectors.EVENT_READ | selectors.EVENT_WRITE, client)
+
+    def _talk(self, client: Client, events: int) -> None:
+        try:
+            if events & selectors.EVENT_READ:
+                for message, fds in client.channel.receive():
+                    self._handle(client, message, fds)
+            drained = client.channel.flush()
+        except ClosedError as error:
+            log.info("%s is gone: %s", client.name, error)
+            client.broken = True
+            return
+        wanted = selectors.EVENT_READ if drained else selectors.EVENT_READ | selectors.EVENT_WRITE
+        self._selector.modify(client.channel.socket, wanted, client)
+
+    def _handle(self, client: Client, message: m.FromTrainer, fds: list[int]) -> None:
+        try:
+            self._dispatch(client, message, fds)
+        except (ZerostallError, ValueError) as error:
+            ours = error if isinstance(error, ZerostallError) else FormatError(str(error))
+            request = getattr(message, "id", None)
+            if request is None:
+                log.warning("%s: %s was refused: %s", client.name, type(message).__name__, ours)
+                client.broken = True  # an event cannot be answered: the trainer finds out by losing us
+            else:
+                client.send(m.Refused.of(request, ours))
+        finally:
+            drop(fds)
+
+    def _sweep(self) -> None:
+        """Undo what ended connections held; watch for room to write to the others."""
+        for client in list(self._clients):
+            if client.broken:
+                attached = self._clients.pop(client)
+                self._selector.unregister(client.channel.socket)
+                client.channel.close()
+                client.release_fetched()
+                if attached:
+                    log.info("trainer %d of rank %d left %s", client.pid, attached[1].rank, attached[0].where)
+                    attached[0].detach(client)
+            elif not client.channel.flush_quietly():
+                self._selector.modify(client.channel.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, client)
+
+    def _idle_too_long(self) -> bool:
+        busy = bool(self._clients) or any(run.busy() and run.retry_in() is None for run in self._runs.values())
+        if busy:
+            self._last_use = time.monotonic()
+        return time.monotonic() - self._last_use > self._settings.idle_seconds
+
+    def _close(self) -> None:
+        log.info("leaving after %.0f s", time.monotonic() - self._started)
+        for client in self._clients:
+            client.channel.close()
+        for run in self._runs.values():
+            run.close()
+        self._pool.close()
+        self._selector.close()
+        os.close(self._wake)
+
+    # ------------------------------------------------------------------------------------------------- messages
+
+    def _dispatch(self, client: Client, message: m.FromTrainer, fds: list[int]) -> None:
+        match message:
+            case m.Hello():
+                self._hello(client, message)
+            case m.Status():
+                client.send(self._report(message.id))
+            case m.Stop():
+                self._stop(client, message)
+            case _:
+                attached = self._clients[client]
+                if attached is None:
+                    raise AgentError(f"{type(message).__name__} before Hello")
+                self._serve_trainer(client, *attached, message, fds)
+
+    def _serve_trainer(self, client: Client, run: Run, berth: Berth, message: m.FromTrainer, fds: list[int]) -> None:
+        match message:
+            case m.Sealed():
+                wish = Wish(message.promise, message.replace, message.pin, message.rewind_to)
+                run.seal(berth, message.slot, manifests.decode_record(message.record), wish)
+            case m.Discarded():
+                log.warning("%s, rank %d: step %d is dirty: %s", run.where, berth.rank, message.step, message.reason)
+                berth.discard(message.slot)
+            case m.Promise():
+                run.promise(berth, message.step)
+            case m.Lease():
+                self._lease(client, run, berth, message)
+            case m.Adopt():
+                self._adopt(client, run, berth, message, fds)
+            case m.Find():
+                run.fetches.find(client, message, berth.rank, berth.clean_steps())
+            case m.Fetch():
+                run.fetches.fetch(client, berth, message)
+            case m.Release():
+                client.release_fetched()
+                client.send(m.Done(id=message.id))
+            case _:
+                raise AgentError(f"{type(message).__name__} is not for this connection")
+
+    def _hello(self, client: Client, hello: m.Hello) -> None:
+        if hello.protocol != m.PROTOCOL:
+            raise CapabilityError(
+                f"the agent speaks protocol {m.PROTOCOL}, this trainer {hello.protocol}",
+                hint="stop the old agent with `zerostall agent stop`",
+            )
+        where = Path(hello.where)
+        if not where.is_absolute() or not 0 <= hello.rank < hello.world:
+            raise FormatError(f"no rank {hello.rank} of {hello.world} at {hello.where!r}")
+        where = where.resolve()
+        run = self._runs.get(where)
+        if run is None:
+            run = self._runs[where] = Run(where, hello.world, self._budget, self._pool, self.post)
+        berth = run.attach(client, hello)
+        self._clients[client] = (run, berth)
+        client.pid = hello.pid
+        client.name = f"trainer {hello.pid}"
+        log.info("trainer %d is rank %d of %d at %s", hello.pid, hello.rank, hello.world, where)
+        client.send(m.Welcome(id=hello.id, pid=os.getpid(), run_id=run.folder.facts.id, steps=run.steps()))
+
+    def _lease(self, client: Client, run: Run, berth: Berth, request: m.Lease) -> None:
+        layout = layouts.decode(request.layout)
+        try:
+            tier = berth.lease(layout, request.slots)
+        except CapacityError:
+            if not self._reclaim():
+                raise
+            tier = berth.lease(layout, request.slots)
+        berth.take_back_grant()
+        answer = m.Leased(id=request.id, nbytes=tier.segment.nbytes, stride=tier.stride, slots=tier.slots.count)
+        client.send(answer, tier.segment.fileno())
+
+    def _adopt(self, client: Client, run: Run, berth: Berth, request: m.Adopt, fds: list[int]) -> None:
+        layout = layouts.decode(request.layout)
+        if len(fds) != 1:
+            raise FormatError("Adopt needs the segment's descriptor beside it")
+        facts = os.fstat(fds[0])
+        tier = berth.adopt(layout, request.slots, native.Segment.attach(fds[0], facts.st_size))
+        for image in request.images:
+            tier.slots.claim(image.slot)
+            run.seal(berth, image.slot, manifests.decode_record(image.record), Wish())
+        if request.busy_slot is not None:
+            tier.slots.claim(request.busy_slot)
+        client.send(m.Done(id=request.id))
+
+    def _stop(self, client: Client, request: m.Stop) -> None:
+        trainers = [other.pid for other, attached in self._clients.items() if attached is not None]
+        if trainers and not request.force:
+            raise RunBusyError(f"trainers {trainers} are attached", hint="end them first, or stop with --force")
+        client.send(m.Done(id=request.id))
+        self._leaving = True
+
+    def _reclaim(self) -> bool:
+        """Take back the memory of berths whose trainer is gone and whose images are on disk; True if there was some."""
+        freed = 0
+        for run in self._runs.values():
+            if run.attached() or run.busy():
+                continue
+            for rank in list(run.berths):
+                freed += run.berths.pop(rank).close()
+        if freed:
+            log.info("%d bytes of memory of runs without a trainer were taken back", freed)
+        return freed > 0
+
+    def _report(self, request: int) -> m.Report:
+        ranks = [run.report(berth) for run in self._runs.values() for berth in run.berths.values()]
+        return m.Report(
+            id=request,
+            pid=os.getpid(),
+            version=importlib.metadata.version("zerostall") if _installed() else "source",
+            uptime=time.monotonic() - self._started,
+            host_bytes=self._budget.lent,
+            host_budget=self._budget.limit,
+            ranks=tuple(ranks),
+        )
+
+
+def _installed() -> bool:
+    try:
+        importlib.metadata.version("zerostall")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,37 @@
+"""One writer a run folder, on any number of nodes that see it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from zerostall.core import steps as names
+from zerostall.errors import RunBusyError
+from zerostall.telemetry import say_once
+
+
+class FolderLock:
+    """Holds `<where>/run.lock` until `close` or the end of the process, however it ends.
+
+    Raises:
+        RunBusyError: another process holds it.
+    """
+
+    def __init__(self, where: Path) -> None:
+        self._fd = os.open(where / names.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise RunBusyError(
+                f"another agent writes to {where}", hint="end the other job, or give this one a folder of its own"
+            ) from None
+        except OSError as error:
+            # Some network file systems have no locks: one writer is then the user's promise.
+            say_once(f"lock:{where}", "%s: this file system has no locks (%s); keep to one job a folder", where, error)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,90 @@
+"""Host memory to disk: one committed step, then retention."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from zerostall.core import retention
+from zerostall.core.manifest import Manifest
+from zerostall.core.retention import Keep, StepFacts
+from zerostall.errors import CorruptError, FormatError, StorageError, ZerostallError
+from zerostall.telemetry import log
+from zerostall.tiers.contract import Image
+from zerostall.tiers.disk import DiskTier
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to write: the images of all ranks of one step.
+
+    Attributes:
+        replace: a committed step of that number may be replaced.
+        rewind_to: set committed steps above this one aside first.
+    """
+
+    manifest: Manifest
+    images: tuple[Image, ...]
+    replace: bool = False
+    pin: bool = False
+    rewind_to: int | None = None
+
+    @property
+    def step(self) -> int:
+        return self.manifest.step
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an order went; `error` is None when the step is durable."""
+
+    step: int
+    seconds: float
+    error: ZerostallError | None = None
+
+
+def persist(disk: DiskTier, order: Order) -> Outcome:
+    """Write a step durably and commit it. Every failure is in the outcome, none is raised."""
+    start = time.monotonic()
+    try:
+        if order.rewind_to is not None:
+            aside = disk.rewind(order.rewind_to)
+            if aside:
+                log.warning("%s: training went back to step %d: steps %s are set aside", disk.where, order.rewind_to, aside)
+        for image in order.images:
+            disk.put(image)
+        disk.commit(order.manifest, replace=order.replace)
+        if order.pin:
+            disk.pin(order.step)
+    except ZerostallError as error:
+        return Outcome(order.step, time.monotonic() - start, error)
+    except OSError as error:
+        wrapped = StorageError(f"cannot write step {order.step} to {disk.where}: {error}", errno=error.errno)
+        return Outcome(order.step, time.monotonic() - start, wrapped)
+    return Outcome(order.step, time.monotonic() - start)
+
+
+def prune(disk: DiskTier, keep: Keep, protected: frozenset[int]) -> tuple[int, ...]:
+    """Evict what retention does not keep; never raises. Returns the evicted steps."""
+    evicted: tuple[int, ...] = ()
+    try:
+        facts = [_facts(disk, step) for step in disk.steps()]
+        decision = retention.decide(facts, keep, protected)
+        for step in decision.evict:
+            log.info("%s: step %d goes: %s", disk.where, step, decision.reasons.get(step, ""))
+            disk.evict(step)
+        evicted = decision.evict
+        if len(facts) - len(evicted) >= keep.last:
+            for step in disk.rewound():
+                disk.forget_rewound(step)
+    except (OSError, ZerostallError) as error:
+        log.warning("%s: old steps could not all be removed: %s", disk.where, error)
+    return evicted
+
+
+def _facts(disk: DiskTier, step: int) -> StepFacts:
+    try:
+        metric = disk.manifest(step).metric
+    except (CorruptError, FormatError, OSError):
+        metric = None  # a damaged step is as old as its number says, and best at nothing
+    return StepFacts(step, metric=metric, pinned=disk.pinned(step))
