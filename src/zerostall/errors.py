@@ -10,6 +10,7 @@ ZerostallError                  what, which object, why; `.hint` says what to do
 ├── SnapshotNotFoundError       (FileNotFoundError)  no such step, or nothing saved yet
 ├── StepExistsError             (FileExistsError)    the step is already there
 ├── ReplacedError               (LookupError)        a newer snapshot took this one's place before it got that far
+├── TornError                   (RuntimeError)       tensors changed while they were captured; names them
 ├── StorageError                (OSError)            a disk or store refused; carries errno
 ├── RunBusyError                (RuntimeError)       another live trainer owns this run
 ├── AgentError                  (ConnectionError)    the agent cannot be reached or started
@@ -92,6 +93,10 @@ class StepExistsError(ZerostallError, FileExistsError):
 
 class ReplacedError(ZerostallError, LookupError):
     """A newer snapshot took this one's place before it got as far as was asked."""
+
+
+class TornError(ZerostallError, RuntimeError):
+    """Tensors changed behind the guard while they were captured: the snapshot is dirty and was thrown away."""
 
 
 class StorageError(ZerostallError, OSError):

@@ -23,7 +23,7 @@ class Wish:
     promise: bool = False
     replace: bool = False
     pin: bool = False
-    rewind_to: int | None = None
+    aside: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -112,11 +112,11 @@ class Berth:
         if self.current is not None:
             self.current.slots.discard(slot)
 
-    def forget_after(self, step: int) -> None:
-        """Drop images above `step`: the run went back and they belong to a past it has left."""
+    def forget(self, steps: tuple[int, ...]) -> None:
+        """Drop images of steps that belong to a past which the run has left."""
         for tier in self.tiers():
-            for late in [slot.step for slot in tier.slots.sealed() if slot.step > step]:
-                tier.evict(late)
+            for step in steps:
+                tier.evict(step)
 
     def drop_older(self) -> None:
         """Give back memory of layouts of before, as soon as nobody needs it."""

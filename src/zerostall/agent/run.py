@@ -99,16 +99,19 @@ class Run:
 
     # ------------------------------------------------------------------------------------------------ sealing
 
-    def seal(self, berth: Berth, slot: int, record: Record, wish: Wish) -> None:
-        """A rank's image is whole; the step is clean when every rank's is."""
+    def seal(self, berth: Berth, slot: int, record: Record, wish: Wish, *, adopted: bool = False) -> None:
+        """A rank's image is whole; the step is clean when every rank's is.
+
+        An `adopted` image was sealed under the agent before this one and may be on disk already.
+        """
         if record.run != self.folder.facts.id or record.rank != berth.rank:
             raise FormatError(f"a record of run {record.run}, rank {record.rank} came from rank {berth.rank}")
         before = berth.sealed_steps()
-        if wish.rewind_to is not None:
-            berth.forget_after(wish.rewind_to)
-        wish.promise = wish.promise or self.lossless
+        berth.forget(wish.aside)
+        if not adopted:
+            self.folder.on_disk.discard(record.step)
+        wish.promise = (wish.promise or self.lossless) and record.step not in self.folder.on_disk
         berth.seal(slot, record, wish)
-        self.folder.on_disk.discard(record.step)
         self._given_up.discard(record.step)
         self._tell_replaced(berth, before)
         manifest = self._manifest(record.step)
@@ -211,7 +214,7 @@ class Run:
             images=tuple(image.image for _, image in held),
             replace=any(wish.replace for wish in wishes),
             pin=any(wish.pin for wish in wishes),
-            rewind_to=next((wish.rewind_to for wish in wishes if wish.rewind_to is not None), None),
+            aside=tuple(sorted({step for wish in wishes for step in wish.aside})),
         )
         self._flight = Flight(order, held)
 
@@ -230,7 +233,7 @@ class Run:
             tier.release(held)
             tier.slots.promise(held.slot, False)
             if outcome.error is None and (wish := berth.wishes.get(outcome.step)):
-                wish.replace, wish.rewind_to = True, None  # what is there now is this very step
+                wish.replace, wish.aside = True, ()  # what is there now is this very step
         if outcome.error is None:
             self._failures, self._retry_at, self.last_error = 0, 0.0, ""
             self.folder.on_disk.add(outcome.step)

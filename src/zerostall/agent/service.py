@@ -173,7 +173,7 @@ class Service:
     def _serve_trainer(self, client: Client, run: Run, berth: Berth, message: m.FromTrainer, fds: list[int]) -> None:
         match message:
             case m.Sealed():
-                wish = Wish(message.promise, message.replace, message.pin, message.rewind_to)
+                wish = Wish(message.promise, message.replace, message.pin, message.aside)
                 run.seal(berth, message.slot, manifests.decode_record(message.record), wish)
             case m.Discarded():
                 log.warning("%s, rank %d: step %d is dirty: %s", run.where, berth.rank, message.step, message.reason)
@@ -234,7 +234,7 @@ class Service:
         tier = berth.adopt(layout, request.slots, native.Segment.attach(fds[0], facts.st_size))
         for image in request.images:
             tier.slots.claim(image.slot)
-            run.seal(berth, image.slot, manifests.decode_record(image.record), Wish())
+            run.seal(berth, image.slot, manifests.decode_record(image.record), Wish(), adopted=True)
         if request.busy_slot is not None:
             tier.slots.claim(request.busy_slot)
         client.send(m.Done(id=request.id))

@@ -20,14 +20,14 @@ class Order:
 
     Attributes:
         replace: a committed step of that number may be replaced.
-        rewind_to: set committed steps above this one aside first.
+        aside: set these committed steps aside first: the run has left the past they belong to.
     """
 
     manifest: Manifest
     images: tuple[Image, ...]
     replace: bool = False
     pin: bool = False
-    rewind_to: int | None = None
+    aside: tuple[int, ...] = ()
 
     @property
     def step(self) -> int:
@@ -47,10 +47,9 @@ def persist(disk: DiskTier, order: Order) -> Outcome:
     """Write a step durably and commit it. Every failure is in the outcome, none is raised."""
     start = time.monotonic()
     try:
-        if order.rewind_to is not None:
-            aside = disk.rewind(order.rewind_to)
-            if aside:
-                log.warning("%s: training went back to step %d: steps %s are set aside", disk.where, order.rewind_to, aside)
+        aside = disk.set_aside(order.aside)
+        if aside:
+            log.warning("%s: training went back before steps %s: they are set aside", disk.where, aside)
         for image in order.images:
             disk.put(image)
         disk.commit(order.manifest, replace=order.replace)

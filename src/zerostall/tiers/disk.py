@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from zerostall import native
@@ -161,13 +162,13 @@ class DiskTier:
     def pinned(self, step: int) -> bool:
         return (self._folder(step) / names.PINNED).exists()
 
-    def rewind(self, step: int) -> list[int]:
-        """Set every committed step above `step` aside: they belong to a past that the run has left."""
-        aside = [late for late in self.steps() if late > step]
-        for late in aside:
-            target = self.where / names.rewound_name(late)
+    def set_aside(self, steps: Iterable[int]) -> list[int]:
+        """Rename committed steps so that they count no longer: the run has left the past they belong to."""
+        aside = sorted(set(self.steps()).intersection(steps))
+        for step in aside:
+            target = self.where / names.rewound_name(step)
             remove_tree(target)
-            self._folder(late).rename(target)
+            self._folder(step).rename(target)
         if aside:
             fsync_folder(self.where)
         return aside

@@ -48,6 +48,11 @@ class Channel(Generic[In]):
     def fileno(self) -> int:
         return self.socket.fileno()
 
+    def shut(self) -> None:
+        """End the conversation: a thread that waits in `receive` wakes up with `ClosedError`."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close the socket and every descriptor that nobody took."""
         while self._fds:

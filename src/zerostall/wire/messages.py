@@ -85,7 +85,7 @@ class Sealed(Message, frozen=True):
         promise: the image must not be replaced before it is on disk.
         replace: a committed step of that number may be replaced.
         pin: retention never evicts it.
-        rewind_to: steps above this one belong to a past the run has left; they are set aside first.
+        aside: steps of a past that the run has left; they are set aside before this one is committed.
     """
 
     slot: int
@@ -93,7 +93,7 @@ class Sealed(Message, frozen=True):
     promise: bool = False
     replace: bool = False
     pin: bool = False
-    rewind_to: int | None = None
+    aside: tuple[int, ...] = ()
 
 
 class Discarded(Message, frozen=True):

@@ -1,0 +1,195 @@
+"""The training process's connection to its agent: it comes back by itself when the agent dies.
+
+One thread receives. Requests are answered on the thread that asked; events go to the listener, on the link's thread. When
+the agent is gone, the link finds or starts another, says hello, and lets the listener hand over the memory it kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Protocol
+
+from zerostall.core import backoff
+from zerostall.errors import AgentError, WaitTimeoutError, ZerostallError
+from zerostall.telemetry import log
+from zerostall.wire import messages as m
+from zerostall.wire.channel import Channel, ClosedError, drop
+from zerostall.wire.rendezvous import connect_or_start
+
+ANSWER_SECONDS = 600.0
+
+Answer = tuple[m.FromAgent, list[int]]
+
+
+class Listener(Protocol):
+    """Who hears events, on the link's thread. Must not block and must not send requests."""
+
+    def heard(self, event: m.FromAgent) -> None: ...
+
+    def adoption(self) -> tuple[m.Adopt, int] | None:
+        """What a new agent should take over: the message (its id is filled in) and the segment's descriptor."""
+        ...
+
+    def reconnected(self, welcome: m.Welcome) -> None: ...
+
+
+class Link:
+    """A connection that outlives agents.
+
+    Raises (on construction): AgentError when no agent can be had, and whatever it refuses `hello` with.
+    """
+
+    def __init__(self, folder: Path, hello: m.Hello, listener: Listener) -> None:
+        self.restarts = 0
+        self._folder = folder
+        self._hello = hello
+        self._listener = listener
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._waiting: dict[int, Future[Answer]] = {}
+        self._closed = False
+        self._up = threading.Event()
+        self._channel, self.welcome = self._greet()
+        self._up.set()
+        self._thread = threading.Thread(target=self._listen, name="zerostall link", daemon=True)
+        self._thread.start()
+
+    def tell(self, message: m.Message, *fds: int) -> bool:
+        """Send an event; False when there is no agent now (the next one is told by adoption)."""
+        if not self._up.is_set():
+            return False
+        try:
+            with self._lock:
+                self._channel.send(message, *fds)
+        except ClosedError:
+            return False
+        return True
+
+    def ask(self, request: type[m.Message], *, timeout: float = ANSWER_SECONDS, **fields: object) -> Answer:
+        """Send a request and wait for its answer, together with the descriptors that came beside it.
+
+        Raises:
+            AgentError: there is no agent, or it died while it was asked. Asking again is safe.
+            WaitTimeoutError: no answer in time.
+            ZerostallError: what the agent refused it with.
+        """
+        if not self._up.wait(timeout):
+            raise AgentError("there is no agent to ask", hint="see the agent's log; `zerostall agent status`")
+        number = next(self._numbers)
+        future: Future[Answer] = Future()
+        with self._lock:
+            self._waiting[number] = future
+            try:
+                self._channel.send(request(id=number, **fields))
+            except ClosedError:
+                del self._waiting[number]
+                raise
+        try:
+            answer, fds = future.result(timeout)
+        except TimeoutError:
+            raise WaitTimeoutError(f"the agent did not answer {request.__name__} in {timeout:.0f} s") from None
+        finally:
+            self._waiting.pop(number, None)
+        if isinstance(answer, m.Refused):
+            drop(fds)
+            raise answer.error()
+        return answer, fds
+
+    def close(self) -> None:
+        self._closed = True
+        with self._lock:
+            self._channel.shut()
+        self._thread.join(5.0)
+
+    # ---------------------------------------------------------------------------------------------- the thread
+
+    def _greet(self) -> tuple[Channel[m.FromAgent], m.Welcome]:
+        """Connect and say hello. Only while nobody else uses the channel."""
+        channel = connect_or_start(self._folder)
+        try:
+            welcome = _exchange(channel, self._hello)
+        except BaseException:
+            channel.close()
+            raise
+        assert isinstance(welcome, m.Welcome)
+        return channel, welcome
+
+    def _listen(self) -> None:
+        while not self._closed:
+            try:
+                for message, fds in self._channel.receive():
+                    self._deliver(message, fds)
+            except ClosedError as error:
+                if not self._closed:
+                    self._recover(error)
+        self._fail_waiting("this checkpointer is closed")
+        self._channel.close()
+
+    def _deliver(self, message: m.FromAgent, fds: list[int]) -> None:
+        number = getattr(message, "id", None)
+        if number is None:
+            drop(fds)
+            self._listener.heard(message)
+            return
+        future = self._waiting.get(number)
+        if future is None:
+            drop(fds)
+        else:
+            if isinstance(message, m.Leased):
+                self._listener.heard(message)  # in order with the grants around it
+            future.set_result((message, fds))
+
+    def _recover(self, error: ClosedError) -> None:
+        """Find or start another agent and hand over the memory; tries until it works or the link is closed."""
+        self._up.clear()
+        log.warning("the agent is gone (%s); training goes on, another is being found", error)
+        self._channel.close()
+        self._fail_waiting("the agent died while it was asked")
+        failures = 0
+        while not self._closed:
+            try:
+                channel, self.welcome = self._greet()
+                adoption = self._listener.adoption()
+                if adoption is not None:
+                    message, fd = adoption
+                    _exchange(channel, message, fd)
+            except (ZerostallError, OSError) as problem:
+                failures += 1
+                wait = backoff.pause(failures, 0.5)
+                log.error("no agent (%s); trying again in %.1f s", problem, wait)
+                time.sleep(wait)
+                continue
+            self._channel = channel
+            self.restarts += 1
+            self._up.set()
+            log.warning("agent %d has taken over", self.welcome.pid)
+            self._listener.reconnected(self.welcome)
+            return
+
+    def _fail_waiting(self, why: str) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(AgentError(why))
+
+
+def _exchange(channel: Channel[m.FromAgent], request: m.Message, *fds: int) -> m.FromAgent:
+    """Send a request and wait for its answer on a channel that nobody else reads.
+
+    Events that come before the answer are dropped: they are of a time before the hello.
+    """
+    channel.send(request, *fds)
+    wanted = getattr(request, "id")  # noqa: B009 - every request has one; the base class does not
+    while True:
+        for message, received in channel.receive():
+            drop(received)
+            if getattr(message, "id", None) != wanted:
+                continue
+            if isinstance(message, m.Refused):
+                raise message.error()
+            return message

@@ -1,0 +1,96 @@
+"""The slots this trainer captures into: shared memory lent by the agent, and what is sealed in it.
+
+The trainer keeps the mapping whatever becomes of the agent; a new agent takes the memory over with what it holds.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from zerostall import native
+from zerostall.core.layout import Layout
+from zerostall.wire import messages as m
+
+
+@dataclass(slots=True)
+class Memory:
+    """One lease. `granted` is the slot the next capture may go to.
+
+    Guarded by the checkpointer's condition.
+    """
+
+    layout: Layout
+    layout_bytes: bytes
+    segment: native.Segment
+    stride: int
+    slots: int
+    granted: int | None = None
+    capturing: int | None = None
+
+    def address(self, slot: int) -> int:
+        return self.segment.address + slot * self.stride
+
+
+class Shelf:
+    """The lease of now, and the sealed images in it, as the agent would have to be told."""
+
+    def __init__(self, condition: threading.Condition) -> None:
+        self._condition = condition
+        self._images: dict[int, bytes] = {}
+        self._early_grant: int | None = None
+        self.memory: Memory | None = None
+
+    def install(self, memory: Memory) -> None:
+        """A new lease; the grants that follow are for it."""
+        with self._condition:
+            memory.granted = self._early_grant
+            self._early_grant = None
+            self.memory = memory
+            self._images = {}
+            self._condition.notify_all()
+
+    def leased(self) -> None:
+        """The agent has answered a lease: grants heard from now on are for the new memory, not installed yet."""
+        with self._condition:
+            self.memory = None
+            self._early_grant = None
+
+    def grant(self, slot: int) -> None:
+        with self._condition:
+            if self.memory is None:
+                self._early_grant = slot
+            else:
+                self.memory.granted = slot
+                self._images.pop(slot, None)
+            self._condition.notify_all()
+
+    def take(self) -> int | None:
+        """The slot to capture into now, if one is granted. Caller holds the condition."""
+        memory = self.memory
+        if memory is None or memory.granted is None:
+            return None
+        slot, memory.granted, memory.capturing = memory.granted, None, memory.granted
+        return slot
+
+    def sealed(self, slot: int, record: bytes) -> None:
+        with self._condition:
+            if self.memory is not None and self.memory.capturing == slot:
+                self.memory.capturing = None
+                self._images[slot] = record
+
+    def discarded(self, slot: int) -> None:
+        with self._condition:
+            if self.memory is not None and self.memory.capturing == slot:
+                self.memory.capturing = None
+
+    def adoption(self) -> tuple[m.Adopt, int] | None:
+        """What a new agent takes over. The slot in use (being captured into, or granted) stays this trainer's."""
+        with self._condition:
+            memory = self.memory
+            if memory is None:
+                return None
+            busy = memory.capturing if memory.capturing is not None else memory.granted
+            images = tuple(m.Image(slot=slot, record=record) for slot, record in sorted(self._images.items()))
+            adopt = m.Adopt(id=0, layout=memory.layout_bytes, slots=memory.slots, images=images, busy_slot=busy)
+            return adopt, memory.segment.fileno()

@@ -1,0 +1,90 @@
+"""What `save` returns: one snapshot on its way through the tiers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from zerostall.errors import ReplacedError, WaitTimeoutError, ZerostallError
+
+
+class Saving:
+    """The progress of one save.
+
+    Attributes:
+        step: the step that was given to `save`.
+        skipped: why the save was skipped, or "" when it was accepted. Falsy when accepted.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        condition: threading.Condition,
+        *,
+        skipped: str = "",
+        urge: Callable[[int], None] = lambda step: None,
+        reported: Callable[[ZerostallError], None] = lambda error: None,
+    ) -> None:
+        self.step = step
+        self.skipped = skipped
+        self._condition = condition
+        self._urge = urge
+        self._reported = reported
+        self._tiers: set[str] = set()
+        self._errors: dict[str, ZerostallError] = {}
+
+    @property
+    def tiers(self) -> frozenset[str]:
+        """Tiers in which this step is clean by now: "host", "disk"."""
+        with self._condition:
+            return frozenset(self._tiers)
+
+    def wait(self, tier: str = "disk", timeout: float | None = None) -> None:
+        """Wait until this step is clean in `tier`, and ask for it to be carried there before anything newer.
+
+        Args:
+            tier: "host" (outlives the trainer) or "disk" (outlives the machine's power).
+            timeout: seconds; None waits for as long as it takes.
+
+        Raises:
+            WaitTimeoutError: not there in time; it may still get there.
+            ReplacedError: a newer snapshot took its place first, or the save was skipped.
+            TornError: a tensor changed while it was captured.
+            StorageError: the disk refused; the agent goes on trying with the newest snapshot.
+        """
+        if tier not in ("host", "disk"):
+            raise ValueError(f"no tier {tier!r}: there are 'host' and 'disk'")
+        if self.skipped:
+            raise ReplacedError(f"step {self.step} was skipped: {self.skipped}", hint="look at Saving.skipped")
+        if tier == "disk":
+            self._urge(self.step)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._condition:
+            while tier not in self._tiers:
+                error = self._errors.get(tier)
+                if error is not None:
+                    self._reported(error)
+                    raise error
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise WaitTimeoutError(f"step {self.step} did not reach the tier {tier!r} in {timeout} s")
+                self._condition.wait(left)
+
+    def __repr__(self) -> str:
+        fate = f"skipped: {self.skipped}" if self.skipped else f"tiers: {', '.join(sorted(self.tiers)) or 'none yet'}"
+        return f"<Saving step {self.step}, {fate}>"
+
+    # What the checkpointer tells; the caller holds the condition.
+
+    def _reached(self, tier: str) -> None:
+        self._tiers.add(tier)
+        self._errors.pop(tier, None)
+        self._condition.notify_all()
+
+    def _failed(self, tier: str, error: ZerostallError) -> None:
+        """The step will not reach `tier` (unless the agent, which goes on trying, says later that it has)."""
+        self._errors[tier] = error
+        if tier == "host":
+            self._errors["disk"] = error
+        self._condition.notify_all()
