@@ -89,6 +89,11 @@ class Berth:
             self.current.slots.promise(slot)
         self.wishes = {step: wish for step, wish in self.wishes.items() if self.tier_with(step)}
 
+    def has(self, slot: int, step: int) -> bool:
+        """Is this very image sealed already? (A trainer says it again when it cannot know that it was heard.)"""
+        found = self.current.slots.at_step(step) if self.current else None
+        return found is not None and found.index == slot
+
     def next_grant(self, keep: frozenset[int]) -> m.Granted | None:
         """Grant the trainer a slot if it has none and one can be had."""
         if self.current is None or self.client is None:
@@ -109,7 +114,7 @@ class Berth:
 
     def discard(self, slot: int) -> None:
         """The trainer's capture came to nothing."""
-        if self.current is not None:
+        if self.current is not None and (granted := self.current.slots.granted()) and granted.index == slot:
             self.current.slots.discard(slot)
 
     def forget(self, steps: tuple[int, ...]) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from pathlib import Path
 
+import msgspec
+
 from zerostall import native
+from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
+from zerostall.core.layout import Layout
 from zerostall.core.manifest import RunFacts
 from zerostall.errors import RunMismatchError
 from zerostall.flow.folder_lock import FolderLock
-from zerostall.tiers.disk import DiskTier, read_file, storage_errors, write_file
+from zerostall.tiers.disk import DiskTier, read_file, storage_errors, write_whole
 
 
 class RunFolder:
@@ -26,7 +31,7 @@ class RunFolder:
         self.disk = DiskTier(where, pool)
         self.on_disk: set[int] = set()
         self._lock: FolderLock | None = None
-        self.facts = RunFacts(id="", name=None)
+        self.facts = RunFacts(run="unread", name="", fingerprint=layouts.fingerprint([]))
 
     def taken(self) -> bool:
         return self._lock is not None
@@ -65,25 +70,28 @@ class RunFolder:
         """
         if name is None or name == self.facts.name:
             return
-        if self.facts.name is None and empty:
-            self._write_facts(RunFacts(id=self.facts.id, name=name))
+        if not self.facts.name and empty:
+            self._write_facts(msgspec.structs.replace(self.facts, name=name))
             return
-        known = repr(self.facts.name) if self.facts.name else f"without a name, id {self.facts.id}"
+        known = repr(self.facts.name) if self.facts.name else f"without a name, id {self.facts.run}"
         raise RunMismatchError(
             f"{self.where} belongs to the run {known}; this trainer is run {name!r}",
             hint="give this run a folder of its own, move that one aside, or leave out run= to go on with it",
         )
 
+    def begins_with(self, layout: Layout) -> None:
+        """Note what the run's state looked like at first, for people and for `zerostall doctor`."""
+        if self.facts.fingerprint == layouts.fingerprint([]):
+            self._write_facts(msgspec.structs.replace(self.facts, fingerprint=layouts.fingerprint([layout])))
+
     def _read_facts(self) -> None:
         path = self.where / names.RUN
         if path.exists():
-            self.facts = manifests.decode_run(read_file(path))
+            self.facts = manifests.decode_run(read_file(path), source=str(path))
         else:
-            self._write_facts(RunFacts(id=uuid.uuid4().hex, name=None))
+            self._write_facts(RunFacts(run=uuid.uuid4().hex, name="", fingerprint=layouts.fingerprint([]), created=time.time()))
 
     def _write_facts(self, facts: RunFacts) -> None:
         with storage_errors(self.where, "run.json", 0):
-            partial = self.where / (names.RUN + names.PARTIAL)
-            write_file(partial, manifests.encode_run(facts))
-            partial.rename(self.where / names.RUN)
+            write_whole(self.where / names.RUN, manifests.encode_run(facts))
         self.facts = facts

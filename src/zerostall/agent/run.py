@@ -65,6 +65,9 @@ class Run:
     def attach(self, client: Client, hello: m.Hello) -> Berth:
         """A trainer takes its rank's berth."""
         berth = self.berths.get(hello.rank)
+        if berth is not None and berth.client is not None and not _alive(berth.client.pid):
+            berth.client.broken = True  # a child of the dead trainer still holds its socket
+            berth.take_back()
         if berth is not None and berth.client is not None:
             raise RunBusyError(
                 f"rank {hello.rank} of {self.where} belongs to the live trainer with pid {berth.client.pid}",
@@ -104,8 +107,10 @@ class Run:
 
         An `adopted` image was sealed under the agent before this one and may be on disk already.
         """
-        if record.run != self.folder.facts.id or record.rank != berth.rank:
+        if record.run != self.folder.facts.run or record.rank != berth.rank:
             raise FormatError(f"a record of run {record.run}, rank {record.rank} came from rank {berth.rank}")
+        if berth.has(slot, record.step):
+            return
         before = berth.sealed_steps()
         berth.forget(wish.aside)
         if not adopted:
@@ -120,6 +125,7 @@ class Run:
                 tier = rank.tier_with(record.step)
                 if tier is not None:
                     tier.commit(manifest, replace=True)
+            self._grant()  # before the news, so that a save right after it finds a slot
             self._tell(m.Reached(step=record.step, tier="host"))
 
     def promise(self, berth: Berth, step: int) -> None:
@@ -139,17 +145,21 @@ class Run:
         """Do whatever can be done now: start the next order, grant slots, give back memory, let the folder go."""
         if self._flight is None and time.monotonic() >= self._retry_at:
             self._start_order()
-        clean = self._clean_steps()
-        keep = frozenset(clean[-1:])
+        self._grant()
+        for berth in self.berths.values():
+            berth.drop_older()
+        if not self.attached() and not self.busy():
+            self.folder.let_go()
+
+    def _grant(self) -> None:
+        """Give every trainer without a slot one, if one can be had."""
+        keep = frozenset(self._clean_steps()[-1:])
         for berth in self.berths.values():
             before = berth.sealed_steps()
             grant = berth.next_grant(keep)
             if grant is not None:
                 self._tell_replaced(berth, before)
                 self._send(berth, grant)
-            berth.drop_older()
-        if not self.attached() and not self.busy():
-            self.folder.let_go()
 
     def report(self, berth: Berth) -> m.RankReport:
         """What `zerostall agent status` shows of one rank."""
@@ -270,7 +280,11 @@ class Run:
             if tier is None:
                 return None
             records.append(tier.record_of(step))
-        return manifests.manifest_of(records)
+        ranks = tuple(manifests.facts(record, manifests.encode_record(record)) for record in records)
+        first = records[0]
+        return Manifest(
+            run=first.run, step=step, world=self.world, ranks=ranks, metric=first.metric, created=first.created
+        )
 
     # ------------------------------------------------------------------------------------------------- telling
 
@@ -297,3 +311,11 @@ class Run:
             berth.close()
         self.folder.let_go()
 
+
+def _alive(pid: int) -> bool:
+    """Is that process there, and not just waiting to be reaped?"""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"

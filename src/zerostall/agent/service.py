@@ -22,7 +22,7 @@ from zerostall.errors import AgentError, CapabilityError, CapacityError, FormatE
 from zerostall.flow.budget import Budget
 from zerostall.telemetry import log
 from zerostall.wire import messages as m
-from zerostall.wire.channel import Channel, ClosedError, drop, peer_uid
+from zerostall.wire.channel import Channel, ClosedError, drop, peer
 
 DISK_THREADS = 4
 
@@ -88,12 +88,13 @@ class Service:
         except OSError as error:
             log.warning("a connection was not accepted: %s", error)
             return
-        if peer_uid(sock) != os.geteuid():
-            log.warning("a connection from user %d was refused", peer_uid(sock))
+        pid, uid = peer(sock)
+        if uid != os.geteuid():
+            log.warning("a connection from user %d was refused", uid)
             sock.close()
             return
         sock.setblocking(False)
-        client = Client(Channel(sock, m.FromTrainer))
+        client = Client(Channel(sock, m.FromTrainer), pid=pid)
         self._clients[client] = None
         self._selector.register(sock, selectors.EVENT_READ | selectors.EVENT_WRITE, client)
 
@@ -209,10 +210,9 @@ class Service:
             run = self._runs[where] = Run(where, hello.world, self._budget, self._pool, self.post)
         berth = run.attach(client, hello)
         self._clients[client] = (run, berth)
-        client.pid = hello.pid
-        client.name = f"trainer {hello.pid}"
-        log.info("trainer %d is rank %d of %d at %s", hello.pid, hello.rank, hello.world, where)
-        client.send(m.Welcome(id=hello.id, pid=os.getpid(), run_id=run.folder.facts.id, steps=run.steps()))
+        client.name = f"trainer {client.pid}"
+        log.info("trainer %d is rank %d of %d at %s", client.pid, hello.rank, hello.world, where)
+        client.send(m.Welcome(id=hello.id, pid=os.getpid(), run_id=run.folder.facts.run, steps=run.steps()))
 
     def _lease(self, client: Client, run: Run, berth: Berth, request: m.Lease) -> None:
         layout = layouts.decode(request.layout)
@@ -222,6 +222,7 @@ class Service:
             if not self._reclaim():
                 raise
             tier = berth.lease(layout, request.slots)
+        run.folder.begins_with(layout)
         berth.take_back_grant()
         answer = m.Leased(id=request.id, nbytes=tier.segment.nbytes, stride=tier.stride, slots=tier.slots.count)
         client.send(answer, tier.segment.fileno())

@@ -6,9 +6,10 @@ import fcntl
 import os
 from pathlib import Path
 
-from zerostall.core import steps as names
 from zerostall.errors import RunBusyError
 from zerostall.telemetry import say_once
+
+LOCK = "run.lock"
 
 
 class FolderLock:
@@ -19,7 +20,7 @@ class FolderLock:
     """
 
     def __init__(self, where: Path) -> None:
-        self._fd = os.open(where / names.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._fd = os.open(where / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -60,8 +60,8 @@ class DiskTier:
         with storage_errors(folder, f"step {step}", image.layout.nbytes):
             self._write_layout(image.layout)
             _require_room(self.where, image.layout.nbytes)
-            self._write_image(folder / names.image_name(image.record.rank), image)
-            write_file(folder / names.record_name(image.record.rank), manifests.encode_record(image.record))
+            self._write_image(folder / names.image_file(image.record.rank), image)
+            write_file(folder / names.record_file(image.record.rank), manifests.encode_record(image.record))
             fsync_folder(folder)
 
     def commit(self, manifest: Manifest, *, replace: bool = False) -> None:
@@ -74,10 +74,7 @@ class DiskTier:
                 f"step {manifest.step} is committed in {self.where} already", hint="save with if_exists='replace'"
             )
         with storage_errors(folder, f"step {manifest.step}", 0):
-            partial = folder / (names.MANIFEST + names.PARTIAL)
-            write_file(partial, manifests.encode_manifest(manifest))
-            partial.rename(folder / names.MANIFEST)
-            fsync_folder(folder)
+            write_whole(folder / names.MANIFEST, manifests.encode_manifest(manifest))
             if folder != final:
                 self._swap(folder, final)
             fsync_folder(self.where)
@@ -88,28 +85,28 @@ class DiskTier:
 
     def manifest(self, step: int) -> Manifest:
         data = self._read(step, names.MANIFEST)
-        manifest = manifests.decode_manifest(data)
+        manifest = manifests.decode_manifest(data, source=str(self._folder(step) / names.MANIFEST))
         if manifest.step != step:
             raise CorruptError(f"{self._folder(step)} holds the manifest of step {manifest.step}")
         return manifest
 
     def open(self, step: int, rank: int) -> Stored:
         manifest = self.manifest(step)
-        facts = next((facts for facts in manifest.ranks if facts.rank == rank), None)
-        if facts is None:
+        if not 0 <= rank < manifest.world:
             raise SnapshotNotFoundError(f"step {step} in {self.where} has no rank {rank} (world {manifest.world})")
-        data = self._read(step, names.record_name(rank), of_committed=True)
-        if manifests.digest(data) != facts.record:
-            raise CorruptError(f"the record of rank {rank} at step {step} in {self.where} is not the manifest's")
-        record = manifests.decode_record(data)
+        path = self._folder(step) / names.record_file(rank)
+        data = self._read(step, path.name, of_committed=True)
+        record = manifests.decode_record(data, source=str(path))
+        if problem := manifests.record_difference(manifest, record, data):
+            raise CorruptError(f"{path}: {problem}")
         layout = self.layout(record.layout)
-        if layout.nbytes != record.nbytes or (record.step, record.rank) != (step, rank):
-            raise CorruptError(f"the record of rank {rank} at step {step} in {self.where} does not fit its layout")
+        if layout.nbytes != record.nbytes:
+            raise CorruptError(f"{path}: {record.nbytes} bytes, but its layout has {layout.nbytes}")
         return Stored(layout, record)
 
     def get(self, step: int, rank: int, address: int) -> Stored:
         stored = self.open(step, rank)
-        path = self._folder(step) / names.image_name(rank)
+        path = self._folder(step) / names.image_file(rank)
         with opened(path) as fd:
             read = native.FileRead(
                 self._pool,
@@ -142,8 +139,12 @@ class DiskTier:
     def layout(self, digest: str) -> Layout:
         """The layout of that digest, checked."""
         if digest not in self._layouts:
-            path = self.where / names.LAYOUTS / names.layout_name(digest)
-            decoded = layouts.decode(read_file(path))
+            path = self.where / names.LAYOUTS / names.layout_file(digest)
+            try:
+                data = read_file(path)
+            except FileNotFoundError:
+                raise CorruptError(f"{path} is missing") from None
+            decoded = layouts.decode(data, source=str(path))
             if decoded.digest != digest:
                 raise CorruptError(f"{path} holds another layout than its name says")
             self._layouts[digest] = decoded
@@ -166,7 +167,7 @@ class DiskTier:
         """Rename committed steps so that they count no longer: the run has left the past they belong to."""
         aside = sorted(set(self.steps()).intersection(steps))
         for step in aside:
-            target = self.where / names.rewound_name(step)
+            target = self.where / names.rewound_folder(step)
             remove_tree(target)
             self._folder(step).rename(target)
         if aside:
@@ -179,7 +180,7 @@ class DiskTier:
         return sorted(step for step in found if step is not None)
 
     def forget_rewound(self, step: int) -> None:
-        remove_tree(self.where / names.rewound_name(step))
+        remove_tree(self.where / names.rewound_folder(step))
 
     def clear_leftovers(self) -> list[str]:
         """Remove what dead writers left: staging folders and steps without a manifest. Only for the lock's holder."""
@@ -190,6 +191,11 @@ class DiskTier:
             if unfinished or names.parse_staging(entry.name) is not None:
                 remove_tree(folder)
                 cleared.append(entry.name)
+        for folder in (self.where, self.where / names.LAYOUTS):
+            with contextlib.suppress(FileNotFoundError):
+                for path in [path for path in folder.iterdir() if names.parse_partial(path.name) is not None]:
+                    path.unlink(missing_ok=True)
+                    cleared.append(path.name)
         if cleared:
             log.info("%s: removed what unfinished saves had left: %s", self.where, ", ".join(sorted(cleared)))
         return cleared
@@ -197,14 +203,14 @@ class DiskTier:
     # ------------------------------------------------------------------------------------------------ internals
 
     def _folder(self, step: int) -> Path:
-        return self.where / names.step_name(step)
+        return self.where / names.step_folder(step)
 
     def _draft_folder(self, step: int) -> Path:
         """Where the images of a step are written: its own folder, or beside it while a committed one is there."""
         final = self._folder(step)
         folder = self._staging.get(step)
         if folder is None and (final / names.MANIFEST).exists():
-            folder = self._staging[step] = self.where / names.staging_name(step, secrets.token_hex(4))
+            folder = self._staging[step] = self.where / names.staging_folder(step, secrets.token_hex(4))
         folder = folder or final
         with storage_errors(folder, f"step {step}", 0):
             folder.mkdir(parents=True, exist_ok=True)
@@ -212,21 +218,18 @@ class DiskTier:
 
     def _swap(self, folder: Path, final: Path) -> None:
         """The new folder takes the old one's place. In between the step is absent, never mixed."""
-        old = self.where / names.staging_name(names.parse_step(final.name) or 0, secrets.token_hex(4))
+        old = self.where / names.staging_folder(names.parse_step(final.name) or 0, secrets.token_hex(4))
         final.rename(old)
         folder.rename(final)
         fsync_folder(self.where)
         remove_tree(old)
 
     def _write_layout(self, layout: Layout) -> None:
-        path = self.where / names.LAYOUTS / names.layout_name(layout.digest)
+        path = self.where / names.LAYOUTS / names.layout_file(layout.digest)
         if layout.digest in self._layouts and path.exists():
             return
         path.parent.mkdir(exist_ok=True)
-        partial = path.with_name(path.name + names.PARTIAL)
-        write_file(partial, layouts.encode(layout))
-        partial.rename(path)
-        fsync_folder(path.parent)
+        write_whole(path, layouts.encode(layout))
         fsync_folder(self.where)
         self._layouts[layout.digest] = layout
 
@@ -351,6 +354,14 @@ def write_file(path: Path, data: bytes) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a small file so that it is there whole or not at all, and durable."""
+    partial = path.with_name(names.partial_file(path.name, secrets.token_hex(4)))
+    write_file(partial, data)
+    partial.rename(path)
+    fsync_folder(path.parent)
 
 
 def fsync_folder(folder: Path) -> None:

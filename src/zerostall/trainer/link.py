@@ -7,8 +7,10 @@ the agent is gone, the link finds or starts another, says hello, and lets the li
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
+import weakref
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +23,17 @@ from zerostall.wire.channel import Channel, ClosedError, drop
 from zerostall.wire.rendezvous import connect_or_start
 
 ANSWER_SECONDS = 600.0
+
+_links: weakref.WeakSet[Link] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for link in list(_links):
+        link.forget()
+    _links.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 Answer = tuple[m.FromAgent, list[int]]
 
@@ -52,22 +65,32 @@ class Link:
         self._lock = threading.Lock()
         self._waiting: dict[int, Future[Answer]] = {}
         self._closed = False
+        _links.add(self)
         self._up = threading.Event()
         self._channel, self.welcome = self._greet()
         self._up.set()
         self._thread = threading.Thread(target=self._listen, name="zerostall link", daemon=True)
         self._thread.start()
 
-    def tell(self, message: m.Message, *fds: int) -> bool:
-        """Send an event; False when there is no agent now (the next one is told by adoption)."""
-        if not self._up.is_set():
-            return False
-        try:
-            with self._lock:
-                self._channel.send(message, *fds)
-        except ClosedError:
-            return False
-        return True
+    def tell(self, message: m.Message, timeout: float | None = None) -> bool:
+        """Send an event, waiting for an agent while there is none; False when it was not sent.
+
+        An agent may hear an event twice (once by adoption): it takes the second for what it is.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._closed:
+            left = 1.0 if deadline is None else min(1.0, deadline - time.monotonic())
+            if left <= 0:
+                return False
+            if not self._up.wait(left):
+                continue
+            try:
+                with self._lock:
+                    self._channel.send(message)
+                return True
+            except ClosedError:
+                self._up.clear()  # the link's thread will notice by itself
+        return False
 
     def ask(self, request: type[m.Message], *, timeout: float = ANSWER_SECONDS, **fields: object) -> Answer:
         """Send a request and wait for its answer, together with the descriptors that came beside it.
@@ -98,6 +121,11 @@ class Link:
             drop(fds)
             raise answer.error()
         return answer, fds
+
+    def forget(self) -> None:
+        """In a forked child: the connection is the parent's, so only close our copy of the descriptor."""
+        self._closed = True
+        os.close(self._channel.fileno())
 
     def close(self) -> None:
         self._closed = True

@@ -39,6 +39,7 @@ class Shelf:
         self._condition = condition
         self._images: dict[int, bytes] = {}
         self._early_grant: int | None = None
+        self._old: Memory | None = None
         self.memory: Memory | None = None
 
     def install(self, memory: Memory) -> None:
@@ -46,14 +47,17 @@ class Shelf:
         with self._condition:
             memory.granted = self._early_grant
             self._early_grant = None
-            self.memory = memory
+            old, self.memory = self._old, memory
+            self._old = None
             self._images = {}
             self._condition.notify_all()
+        if old is not None:
+            old.segment.close()
 
     def leased(self) -> None:
         """The agent has answered a lease: grants heard from now on are for the new memory, not installed yet."""
         with self._condition:
-            self.memory = None
+            self._old, self.memory = self.memory, None
             self._early_grant = None
 
     def grant(self, slot: int) -> None:
@@ -72,6 +76,22 @@ class Shelf:
             return None
         slot, memory.granted, memory.capturing = memory.granted, None, memory.granted
         return slot
+
+    def put_back(self, slot: int) -> None:
+        """The slot that was taken was not used after all."""
+        with self._condition:
+            if self.memory is not None:
+                self.memory.capturing, self.memory.granted = None, slot
+
+    def ready(self) -> bool:
+        """Is a slot granted? Caller holds the condition."""
+        return self.memory is not None and self.memory.granted is not None
+
+    def close(self) -> None:
+        with self._condition:
+            memory, self.memory = self.memory, None
+        if memory is not None:
+            memory.segment.close()
 
     def sealed(self, slot: int, record: bytes) -> None:
         with self._condition:

@@ -160,10 +160,11 @@ class Channel(Generic[In]):
             del self._buffer[:start]
 
 
-def peer_uid(sock: socket.socket) -> int:
-    """The user id of the process at the other end of a Unix socket."""
+def peer(sock: socket.socket) -> tuple[int, int]:
+    """Process id and user id of the other end of a Unix socket, as the kernel knows them."""
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return struct.unpack("3i", credentials)[1]
+    pid, uid, _ = struct.unpack("3i", credentials)
+    return pid, uid
 
 
 def drop(fds: list[int]) -> None:

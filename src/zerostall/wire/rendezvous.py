@@ -17,7 +17,7 @@ from pathlib import Path
 
 import zerostall
 from zerostall.errors import AgentError, CapabilityError
-from zerostall.wire.channel import Channel, peer_uid
+from zerostall.wire.channel import Channel, peer
 from zerostall.wire.messages import PROTOCOL, FromAgent
 
 START_SECONDS = 20.0
@@ -80,7 +80,7 @@ def connect(folder: Path) -> Channel[FromAgent] | None:
     except OSError as error:
         sock.close()
         raise AgentError(f"cannot reach the agent at {path}: {error}") from error
-    if peer_uid(sock) != os.geteuid():
+    if peer(sock)[1] != os.geteuid():
         sock.close()
         raise AgentError(f"the agent at {path} runs as another user")
     return Channel(sock, FromAgent)

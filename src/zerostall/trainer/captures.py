@@ -1,0 +1,160 @@
+"""Taking images of the state: which tensors, where they are now, into which slot."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from zerostall import native
+from zerostall.config import WhenBusy
+from zerostall.core import layout as layouts
+from zerostall.core.layout import CHUNK, Layout
+from zerostall.errors import WaitTimeoutError
+from zerostall.telemetry import log
+from zerostall.trainer.link import Link
+from zerostall.trainer.memory import Memory, Shelf
+from zerostall.trainer.options import Options
+from zerostall.trainer.state import State, Survey, Values
+from zerostall.wire import messages as m
+
+_BUSY_SECONDS = 600.0
+_GRANT_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """An image that is being captured; the values are of the same instant."""
+
+    slot: int
+    layout: Layout
+    capture: native.Capture
+    sources: native.Tensors
+    values: Values
+
+
+class Captures:
+    """Driven by the training thread.
+
+    The survey of the state is kept while it fits; pointers, shapes and version counters are read afresh every time.
+    `settle` waits until the image before is captured: its sources are read again only then.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        options: Options,
+        link: Link,
+        shelf: Shelf,
+        condition: threading.Condition,
+        settle: Callable[[], None],
+    ) -> None:
+        self.pool = native.Pool("copy", options.copy_threads)
+        self._state = state
+        self._options = options
+        self._link = link
+        self._shelf = shelf
+        self._condition = condition
+        self._settle = settle
+        self._survey: Survey | None = None
+        self._sources: native.Tensors | None = None
+        self._plan: native.Plan | None = None
+
+    def take(self, when_busy: WhenBusy) -> Taken | None:
+        """Begin to capture the state as it is now; None when no slot is free and the caller does not wait.
+
+        When this returns, everything that the guard does not protect has been copied.
+        """
+        survey = self._survey
+        if survey is None or not self._state.fits(survey):
+            survey = self._survey_anew()
+        while (slot := self._take_slot(when_busy)) is not None:
+            try:
+                return self._begin(survey, slot)
+            except _Changed:
+                self._shelf.put_back(slot)
+                survey = self._survey_anew()
+            except BaseException:
+                self._shelf.put_back(slot)
+                raise
+        return None
+
+    def close(self) -> None:
+        self.pool.close()
+
+    def _begin(self, survey: Survey, slot: int) -> Taken:
+        memory, sources, plan = self._shelf.memory, self._sources, self._plan
+        assert memory is not None and sources is not None and plan is not None
+        if sources.refresh():
+            raise _Changed
+        values = self._state.values(survey)
+        capture = native.Capture(self.pool, plan, sources, memory.address(slot), at_once=survey.at_once)
+        return Taken(slot, survey.layout, capture, sources, values)
+
+    def _survey_anew(self) -> Survey:
+        """Walk the whole state; new memory when its layout is another one than before."""
+        self._settle()
+        start = time.perf_counter()
+        survey = self._state.survey()
+        layout = survey.layout
+        self._sources = native.Tensors(survey.tensors, survey.tracked)
+        self._plan = plan_of(layout)
+        self._survey = survey
+        log.info(
+            "planned %d tensors, %d bytes an image, in %.3f s",
+            len(survey.tensors),
+            layout.nbytes,
+            time.perf_counter() - start,
+        )
+        memory = self._shelf.memory
+        if memory is None or memory.layout.digest != layout.digest:
+            self._lease(layout)
+        return survey
+
+    def _lease(self, layout: Layout) -> None:
+        """Borrow memory for the layout and touch it, so that no later save pays for page faults."""
+        start = time.perf_counter()
+        encoded = layouts.encode(layout)
+        answer, fds = self._link.ask(m.Lease, layout=encoded, slots=self._options.slots)
+        assert isinstance(answer, m.Leased)
+        segment = native.Segment.attach(fds[0], answer.nbytes)
+        os.close(fds[0])
+        segment.touch(self._options.copy_threads)
+        self._shelf.install(
+            Memory(layout=layout, layout_bytes=encoded, segment=segment, stride=answer.stride, slots=answer.slots)
+        )
+        seconds = time.perf_counter() - start
+        log.info("%d slots, %d bytes of shared memory, ready in %.3f s", answer.slots, answer.nbytes, seconds)
+        with self._condition:
+            self._condition.wait_for(self._shelf.ready, timeout=_GRANT_SECONDS)
+
+    def _take_slot(self, when_busy: WhenBusy) -> int | None:
+        with self._condition:
+            slot = self._shelf.take()
+            if slot is not None or when_busy == "skip":
+                return slot
+        self._settle()
+        deadline = time.monotonic() + _BUSY_SECONDS
+        while time.monotonic() < deadline:
+            with self._condition:
+                if self._condition.wait_for(self._shelf.ready, timeout=30.0):
+                    return self._shelf.take()
+            log.warning("save waits for a free slot: an older snapshot is still on its way to disk")
+        raise WaitTimeoutError(f"no slot became free in {_BUSY_SECONDS:.0f} s", hint="the disk may be stuck")
+
+
+class _Changed(Exception):
+    """A tensor no longer has the shape, strides, dtype or device that the survey saw."""
+
+
+def plan_of(layout: Layout) -> native.Plan:
+    """Where the pieces of an image of that layout lie."""
+    return native.Plan(
+        nbytes=layout.nbytes,
+        header=layout.header,
+        chunk_bytes=CHUNK,
+        offsets=[entry.offset for entry in layout.entries],
+        sizes=[entry.nbytes for entry in layout.entries],
+    )

@@ -1,0 +1,355 @@
+"""`Checkpointer`: what a training script holds."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import operator
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from zerostall.config import IfExists, Policy, WhenBusy, runtime_dir
+from zerostall.core.retention import Keep
+from zerostall.errors import CapabilityError, ZerostallError
+from zerostall.telemetry import Stats, log
+from zerostall.trainer import restore as restoring
+from zerostall.trainer.captures import Captures
+from zerostall.trainer.flight import Flight
+from zerostall.trainer.guard import Guard
+from zerostall.trainer.ledger import Ledger
+from zerostall.trainer.link import Link
+from zerostall.trainer.memory import Shelf
+from zerostall.trainer.options import Options
+from zerostall.trainer.saving import Saving
+from zerostall.trainer.sealer import Sealer
+from zerostall.trainer.state import State
+from zerostall.wire import messages as m
+
+
+class Checkpointer:
+    """Saves and restores the state of one training run.
+
+    >>> with Checkpointer("runs/gpt", model=model, optimizer=optimizer) as ckpt:
+    ...     for step in range(ckpt.restore(), num_steps):
+    ...         train_one_step(step)
+    ...         ckpt.save(step + 1)
+
+    `save` copies at once what forward and user code may change (buffers, counters, random generators, schedulers,
+    averaged weights), hands the rest to threads of its own, and returns. Before the optimizer changes a parameter, its
+    guard makes sure that the parameter has been read. The image lands in memory of the node's agent, which outlives this
+    process and carries it to disk.
+
+    Args:
+        where: the run's folder; created when absent.
+        run: a name for the run. A folder that belongs to another name is refused.
+        keep: how many steps to keep on disk, or a `Keep`.
+        policy: what the guard does with chunks not read yet: "overlap" reads them now, "freeze" moves them aside first.
+        when_busy: "skip" counts and skips a save when no slot is free; "wait" waits, and lets no accepted save be
+            replaced before it is on disk.
+        slots: images of host memory; 3 lets saves go on while one is written to disk.
+        freeze_bytes: most memory that "freeze" may take.
+        rng: save Python's, NumPy's and torch's random generators too.
+        guard: "hooks" guards the given optimizers by themselves; "manual" says that *every* change of trainable
+            parameters happens inside `with ckpt.guard():`.
+        **state: what to save, by name: modules, optimizers, anything with `state_dict` and `load_state_dict`, dicts and
+            lists of tensors, arrays and plain values.
+
+    Raises:
+        StateError: some state could not be restored later; names it.
+        StorageError: the folder cannot be written.
+        RunBusyError: another live trainer has the folder.
+        RunMismatchError: the folder belongs to another run.
+        AgentError: the node's agent cannot be started.
+    """
+
+    def __init__(
+        self,
+        where: str | os.PathLike[str],
+        *,
+        run: str | None = None,
+        keep: int | Keep = 3,
+        policy: Policy = "overlap",
+        when_busy: WhenBusy = "skip",
+        slots: int = 3,
+        freeze_bytes: int = 1 << 30,
+        rng: bool = True,
+        guard: str = "hooks",
+        **state: object,
+    ) -> None:
+        self._options = Options.checked(
+            keep=keep, policy=policy, when_busy=when_busy, slots=slots, freeze_bytes=freeze_bytes, guard=guard
+        )
+        self._where = Path(os.path.abspath(where))
+        _refuse_distributed()
+        self._state = State(state, rng=rng, user_guards=guard == "manual")
+        self.stats = Stats()
+        self._condition = threading.Condition()
+        self._shelf = Shelf(self._condition)
+        self._ledger = Ledger(self._where, self._condition, self.stats)
+        self._flight: Flight | None = None
+        self._closed = False
+        hello = m.Hello(
+            id=0,
+            protocol=m.PROTOCOL,
+            pid=os.getpid(),
+            where=str(self._where),
+            rank=0,
+            world=1,
+            rules=self._options.rules(),
+            run=run,
+        )
+        self._link = Link(runtime_dir(), hello, _Ear(self))
+        self._ledger.found(self._link.welcome.steps)
+        self._captures = Captures(
+            self._state, self._options, self._link, self._shelf, self._condition, self._settle
+        )
+        self._sealer = Sealer(self._shelf, self._link, self._dirty)
+        self._guard = Guard(self._state.optimizers, self._protect)
+        self._at_exit = _close_at_exit(self)
+
+    # --------------------------------------------------------------------------------------------------- save
+
+    def save(
+        self,
+        step: int,
+        *,
+        metric: float | None = None,
+        pin: bool = False,
+        if_exists: IfExists = "error",
+        when_busy: WhenBusy | None = None,
+    ) -> Saving:
+        """Take a snapshot of everything as it is now, and return at once.
+
+        Args:
+            step: the number of finished training steps; what `restore` will return.
+            metric: what this step is worth, for `Keep(best=...)`.
+            pin: never evict this step.
+            if_exists: a step that is there already is an "error", or "skip" it, or "replace" it.
+            when_busy: "skip" or "wait", for this save alone. Say "wait" for the last one of a run.
+
+        Raises:
+            StepExistsError: the step is there, or would go behind a newer one.
+            StateError: the state has come to hold something that could not be restored; names it.
+            CapacityError: the agent's budget is too small for the state.
+        """
+        start = time.perf_counter()
+        self._require_open()
+        step = _step_number(step)
+        replace = self._ledger.admit(step, if_exists)
+        if replace is None:
+            return Saving(step, self._condition, skipped=f"step {step} is there already")
+        taken = self._captures.take(when_busy or self._options.when_busy)
+        if taken is None:
+            self.stats.skipped += 1
+            self.stats.record_call(time.perf_counter() - start)
+            return Saving(step, self._condition, skipped="no slot is free: an older snapshot is still on its way")
+        saving = Saving(step, self._condition, urge=self._urge, reported=self._ledger.reported)
+        flight = Flight(
+            run=self._link.welcome.run_id,
+            step=step,
+            taken=taken,
+            saving=saving,
+            metric=metric,
+            created=time.time(),
+            wish=m.Sealed(slot=taken.slot, record=b"", replace=replace, pin=pin, aside=self._ledger.aside),
+        )
+        self._ledger.accept(saving)
+        self._flight = flight
+        self._sealer.seal(flight)
+        self.stats.saves += 1
+        self.stats.record_call(time.perf_counter() - start)
+        return saving
+
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        """Wrap what changes saved tensors and is not a hooked optimizer's step.
+
+        Entering waits until the snapshot in progress has read them all (or moved them aside).
+        """
+        self._protect()
+        yield
+
+    def _protect(self) -> None:
+        """Nothing that `save` still has to read may change before this returns."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            self.stats.record_guard(flight.protect(self._options.guard_bytes()))
+
+    # ------------------------------------------------------------------------------------------------ restore
+
+    def restore(
+        self,
+        step: int | None = None,
+        *,
+        required: bool = False,
+        only: str | Sequence[str] | None = None,
+        rename: Mapping[str, str] | None = None,
+        strict: bool = True,
+        prefixes: bool = False,
+    ) -> int:
+        """Put the newest clean snapshot back, in place, and return its step; 0 when nothing was saved yet.
+
+        Everything is checked, names, shapes and dtypes both ways, before anything is written. A damaged copy is
+        skipped with a line in the log that says which and why; another copy of the same step is preferred to an older
+        step. An explicit `step` never becomes another one.
+
+        Args:
+            step: this very step.
+            required: nothing saved is an error.
+            only: patterns (`model.encoder.*`) of names to restore; the rest stays as it is.
+            rename: regular expressions over the names of this state → the names that were saved.
+            strict: False restores what fits and logs what was missing or left over.
+            prefixes: ignore wrapper prefixes (`module.`, `_orig_mod.`) when names are compared.
+
+        Raises:
+            SnapshotNotFoundError: no such step; or nothing at all, when `required`.
+            MismatchError: stored and present state differ; nothing was written.
+            CorruptError: every copy is damaged.
+        """
+        self._require_open()
+        self._settle()
+        request = restoring.Request(step, required, only, rename, strict, prefixes)
+        outcome = restoring.restore(self._link, self._captures.pool, self._state, request, self._where)
+        self._ledger.resume(outcome.step, outcome.seen)
+        return outcome.step or 0
+
+    # -------------------------------------------------------------------------------------------------- close
+
+    def close(self) -> None:
+        """Wait until the newest snapshot is on disk, then let go of the agent.
+
+        Raises:
+            StorageError, TornError, ...: the newest snapshot did not get to disk.
+        """
+        if self._closed:
+            return
+        try:
+            self._settle()
+            newest = self._ledger.newest()
+            if newest is not None:
+                newest.wait("disk")
+            self._ledger.raise_unreported()
+        finally:
+            self._shut()
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except Exception as second:  # the first error is the one to see
+            log.error("while leaving because of %r: the newest snapshot did not get to disk: %s", error, second)
+
+    def _shut(self) -> None:
+        self._closed = True
+        self._guard.remove()
+        atexit.unregister(self._at_exit)
+        self._sealer.close()
+        self._link.close()
+        self._captures.close()
+        self._shelf.close()
+
+    # --------------------------------------------------------------------------------------------------- within
+
+    def _settle(self) -> None:
+        """Wait until no snapshot is being captured, and the agent has been told of the last one."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            flight.protect(self._options.guard_bytes())
+        self._sealer.settle()
+
+    # -------------------------------------------------------------------------------------------------- checks
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ValueError("this checkpointer is closed")
+
+    # ------------------------------------------------------------------------- what the sealer and the agent say
+
+    def _dirty(self, flight: Flight, error: ZerostallError) -> None:
+        log.error("step %d is dirty and was thrown away: %s", flight.step, error)
+        self._ledger.dirty(flight.step, error)
+
+    def _heard(self, event: m.FromAgent) -> None:
+        """An event from the agent, on the link's thread."""
+        match event:
+            case m.Granted(slot=slot):
+                self._shelf.grant(slot)
+            case m.Leased():
+                self._shelf.leased()
+            case _:
+                self._ledger.heard(event)
+
+    def _reconnected(self) -> None:
+        self.stats.agent_restarts += 1
+        for step in self._ledger.urged():
+            self._link.tell(m.Promise(step=step), timeout=1.0)
+
+    def _urge(self, step: int) -> None:
+        if self._ledger.urge(step):
+            self._sealer.settle()
+            self._link.tell(m.Promise(step=step), timeout=10.0)
+
+
+class _Ear:
+    """Hears the link for a checkpointer without keeping it alive."""
+
+    def __init__(self, owner: Checkpointer) -> None:
+        self._owner = weakref.ref(owner)
+
+    def heard(self, event: m.FromAgent) -> None:
+        if (owner := self._owner()) is not None:
+            owner._heard(event)
+
+    def adoption(self) -> tuple[m.Adopt, int] | None:
+        owner = self._owner()
+        return owner._shelf.adoption() if owner is not None else None
+
+    def reconnected(self, welcome: m.Welcome) -> None:
+        if (owner := self._owner()) is not None:
+            owner._reconnected()
+
+
+def _close_at_exit(owner: Checkpointer):
+    """An interpreter that ends normally waits for what is under way."""
+    reference = weakref.ref(owner)
+
+    def close() -> None:
+        checkpointer = reference()
+        if checkpointer is None or checkpointer._closed:
+            return
+        print("zerostall: waiting for the last snapshot to reach the disk", file=sys.stderr)
+        try:
+            checkpointer.close()
+        except Exception as error:  # nobody is left to catch it
+            print(f"zerostall: the last snapshot did not reach the disk: {error}", file=sys.stderr)
+
+    atexit.register(close)
+    return close
+
+
+def _step_number(step: int) -> int:
+    if isinstance(step, bool):
+        raise TypeError(f"step must be a number of steps, not {step!r}")
+    number = operator.index(step)
+    if number < 0:
+        raise ValueError(f"step must not be negative: {number}")
+    return number
+
+
+def _refuse_distributed() -> None:
+    world = os.environ.get("WORLD_SIZE", "1")
+    if world.isdecimal() and int(world) > 1:
+        raise CapabilityError(
+            f"WORLD_SIZE is {world}: this version saves the state of one process",
+            hint="unset WORLD_SIZE, or wait for the version that saves sharded state",
+        )

@@ -1,0 +1,166 @@
+"""What a checkpointer knows of its steps: which are there, which are on their way, and what went wrong unreported."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from zerostall.config import IfExists
+from zerostall.errors import ReplacedError, StepExistsError, TornError, ZerostallError
+from zerostall.telemetry import Stats, log
+from zerostall.trainer.saving import Saving
+from zerostall.wire import messages as m
+
+
+class Ledger:
+    """Written on the training thread, the sealer's and the link's, under one condition."""
+
+    def __init__(self, where: Path, condition: threading.Condition, stats: Stats) -> None:
+        self._where = where
+        self._condition = condition
+        self._stats = stats
+        self._known: set[int] = set()
+        self._unread: int | None = None
+        self._aside: tuple[int, ...] = ()
+        self._savings: dict[int, Saving] = {}
+        self._urged: set[int] = set()
+        self._failure: ZerostallError | None = None
+
+    # ------------------------------------------------------------------------------------------ what is there
+
+    def found(self, steps: tuple[int, ...]) -> None:
+        """The folder holds these steps, and nobody has restored them yet."""
+        with self._condition:
+            self._known = set(steps)
+            self._unread = max(steps, default=None)
+
+    def resume(self, step: int | None, seen: frozenset[int]) -> None:
+        """Training goes on from `step` (None: from nothing); of the steps seen, newer ones are of a past it has left."""
+        with self._condition:
+            self._aside = tuple(sorted(s for s in seen if step is not None and s > step))
+            self._known = set(seen).difference(self._aside)
+            self._unread = None
+        if self._aside:
+            log.warning("training goes on from step %s; the next save sets steps %s aside", step, self._aside)
+
+    @property
+    def aside(self) -> tuple[int, ...]:
+        """Steps to set aside before the next one is committed."""
+        with self._condition:
+            return self._aside
+
+    def admit(self, step: int, if_exists: IfExists) -> bool | None:
+        """May `step` be saved? True to replace one, False for a new one, None to skip it.
+
+        Raises:
+            StepExistsError: it is there, or would go behind a newer one, or the folder was not restored.
+        """
+        if if_exists not in ("error", "skip", "replace"):
+            raise ValueError(f"if_exists={if_exists!r} is none of 'error', 'skip', 'replace'")
+        with self._condition:
+            if self._unread is not None:
+                raise StepExistsError(
+                    f"{self._where} holds snapshots up to step {self._unread} that were not restored",
+                    hint="call restore() first to go on with them, or use a folder of its own",
+                )
+            if step in self._known:
+                if if_exists == "error":
+                    raise StepExistsError(f"step {step} is saved already", hint="if_exists='replace' or 'skip'")
+                return None if if_exists == "skip" else True
+            newest = max(self._known, default=-1)
+        if step < newest:
+            raise StepExistsError(
+                f"step {step} would go behind step {newest}, which is saved already",
+                hint="restore(step=...) an older step to go on from there",
+            )
+        return False
+
+    # ------------------------------------------------------------------------------------------ what is on its way
+
+    def accept(self, saving: Saving) -> None:
+        with self._condition:
+            self._savings[saving.step] = saving
+            self._known.add(saving.step)
+
+    def newest(self) -> Saving | None:
+        """The newest save that was accepted and not replaced."""
+        with self._condition:
+            return self._savings[max(self._savings)] if self._savings else None
+
+    def urge(self, step: int) -> bool:
+        """Somebody waits for the step on disk; True when the agent should be told."""
+        with self._condition:
+            saving = self._savings.get(step)
+            if saving is None or "disk" in saving._tiers:
+                return False
+            self._urged.add(step)
+            return True
+
+    def urged(self) -> list[int]:
+        with self._condition:
+            return sorted(self._urged)
+
+    def heard(self, event: m.FromAgent) -> None:
+        """The agent says how a step fares."""
+        with self._condition:
+            match event:
+                case m.Reached():
+                    self._reached(event.step, event.tier)
+                case m.Failed():
+                    self._failed(event)
+                case m.Replaced():
+                    self._urged.discard(event.step)
+                    if saving := self._savings.pop(event.step, None):
+                        why = f"step {event.step} was replaced by a newer one before it got to {event.tier}"
+                        saving._failed(event.tier, ReplacedError(why, hint="when_busy='wait' replaces nothing"))
+                case _:
+                    log.warning("the agent said %s, which means nothing here", type(event).__name__)
+
+    def dirty(self, step: int, error: ZerostallError) -> None:
+        """The capture of a step came to nothing."""
+        with self._condition:
+            if isinstance(error, TornError):
+                self._stats.dirty += 1
+            else:
+                self._stats.failed += 1
+            self._known.discard(step)
+            self._failure = error
+            if saving := self._savings.pop(step, None):
+                saving._failed("host", error)
+
+    def _reached(self, step: int, tier: str) -> None:
+        saving = self._savings.get(step)
+        if saving is not None:
+            saving._reached(tier)
+        if tier != "disk":
+            return
+        self._failure = None  # newer and durable: what failed before is made good
+        self._aside = ()
+        self._urged.discard(step)
+        newest = max(self._savings, default=-1)
+        for old in [s for s, saving in self._savings.items() if s < newest and "disk" in saving._tiers]:
+            del self._savings[old]
+
+    def _failed(self, event: m.Failed) -> None:
+        error = m.rebuild_error(event.kind, event.message, hint=event.hint, errno=event.errno)
+        log.error("step %d did not get to %s: %s", event.step, event.tier, error)
+        self._stats.failed += 1
+        self._failure = error
+        self._urged.discard(event.step)
+        if saving := self._savings.get(event.step):
+            saving._failed(event.tier, error)
+
+    # ------------------------------------------------------------------------------------------- what went wrong
+
+    def reported(self, error: ZerostallError) -> None:
+        """The user has been told of this error."""
+        with self._condition:
+            if self._failure is error:
+                self._failure = None
+
+    def raise_unreported(self) -> None:
+        """Raise the newest failure that nobody was told of."""
+        with self._condition:
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure

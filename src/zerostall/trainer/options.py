@@ -1,0 +1,66 @@
+"""What the user chose, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+from zerostall import config
+from zerostall.config import Policy, WhenBusy
+from zerostall.core.retention import Keep
+from zerostall.errors import CapabilityError
+from zerostall.wire import messages as m
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The choices of one checkpointer; see its docstring."""
+
+    keep: Keep
+    policy: Policy
+    when_busy: WhenBusy
+    slots: int
+    freeze_bytes: int
+    copy_threads: int
+
+    @classmethod
+    def checked(
+        cls, *, keep: int | Keep, policy: Policy, when_busy: WhenBusy, slots: int, freeze_bytes: int, guard: str
+    ) -> Options:
+        """Check every choice; ValueError names the one that is wrong and what it may be."""
+        if policy in ("flip", "auto"):
+            raise CapabilityError(f"policy={policy!r} needs a GPU build", hint="use 'overlap' or 'freeze'")
+        _one_of("policy", policy, get_args(Policy))
+        _one_of("when_busy", when_busy, get_args(WhenBusy))
+        _one_of("guard", guard, ("hooks", "manual"))
+        if slots < 2:
+            raise ValueError(f"slots={slots}: one slot is captured into while another holds the newest image: 2 or more")
+        if freeze_bytes < 0:
+            raise ValueError(f"freeze_bytes={freeze_bytes} is negative")
+        return cls(
+            keep=keep if isinstance(keep, Keep) else Keep(last=keep),
+            policy=policy,
+            when_busy=when_busy,
+            slots=slots,
+            freeze_bytes=freeze_bytes,
+            copy_threads=config.copy_threads(),
+        )
+
+    def guard_bytes(self) -> int:
+        """Memory the guard may move pending chunks to."""
+        return self.freeze_bytes if self.policy == "freeze" else 0
+
+    def rules(self) -> m.Rules:
+        """The part that concerns the agent."""
+        return m.Rules(
+            keep_last=self.keep.last,
+            keep_every=self.keep.every,
+            keep_best=self.keep.best,
+            best_mode=self.keep.mode,
+            lossless=self.when_busy == "wait",
+        )
+
+
+def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r} is none of {', '.join(map(repr, allowed))}")

@@ -1,0 +1,136 @@
+"""Putting a snapshot back: find the copies, take the nearest clean one, check everything, then write."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zerostall import native
+from zerostall.core import candidates
+from zerostall.core import layout as layouts
+from zerostall.core import manifest as manifests
+from zerostall.core.candidates import Copy
+from zerostall.errors import CorruptError, MismatchError, SnapshotNotFoundError, ZerostallError
+from zerostall.telemetry import log
+from zerostall.tiers.contract import Stored
+from zerostall.trainer.captures import plan_of
+from zerostall.trainer.link import Link
+from zerostall.trainer.state import State
+from zerostall.wire import messages as m
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked for; see `Checkpointer.restore`."""
+
+    step: int | None = None
+    required: bool = False
+    only: str | Sequence[str] | None = None
+    rename: Mapping[str, str] | None = None
+    strict: bool = True
+    prefixes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The step that was restored, None when nothing was there; and every step that was seen."""
+
+    step: int | None
+    seen: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """An image in memory that this process has mapped."""
+
+    stored: Stored
+    segment: native.Segment
+    address: int
+    verified: bool
+
+
+def restore(link: Link, pool: native.Pool, state: State, request: Request, where: Path) -> Outcome:
+    """Restore the newest clean copy that `request` allows; raises as `Checkpointer.restore` says."""
+    found, _ = link.ask(m.Find)
+    assert isinstance(found, m.Found)
+    seen = frozenset(copy.step for copy in found.copies)
+    copies = [Copy(step=c.step, tier=c.tier, clean=c.clean, reason=c.reason) for c in found.copies]
+    choice = candidates.order(copies, request.step)
+    damaged = dict(choice.left_out)
+    for what, why in damaged.items():
+        log.warning("%s: %s is skipped: %s", where, what, why)
+    for copy in choice.ordered:
+        label = f"step {copy.step} in {copy.tier}"
+        try:
+            with _mapped(link, copy) as mapped:
+                _verify(pool, mapped, label)
+                _put_back(pool, state, request, mapped, label)
+                return Outcome(copy.step, seen)
+        except MismatchError:
+            raise
+        except (CorruptError, SnapshotNotFoundError, OSError) as error:
+            damaged[label] = str(error.args[0] if error.args else error)
+            log.warning("%s: %s is skipped: %s", where, label, damaged[label])
+    return _nothing(request, where, damaged, seen)
+
+
+def _nothing(request: Request, where: Path, damaged: Mapping[str, str], seen: frozenset[int]) -> Outcome:
+    reasons = "; ".join(f"{what}: {why}" for what, why in damaged.items())
+    if damaged:
+        raise CorruptError(f"no clean copy is left in {where}: {reasons}", hint="see `zerostall verify`")
+    if request.step is not None:
+        known = ", ".join(map(str, sorted(seen))) or "none"
+        raise SnapshotNotFoundError(f"no step {request.step} in {where}; steps there: {known}")
+    if request.required:
+        raise SnapshotNotFoundError(f"nothing is saved in {where}")
+    log.info("nothing is saved in %s yet: training begins at step 0", where)
+    return Outcome(None, seen)
+
+
+@contextlib.contextmanager
+def _mapped(link: Link, copy: Copy) -> Iterator[Mapped]:
+    """The image in memory, for as long as the block lasts."""
+    answer, fds = link.ask(m.Fetch, step=copy.step, tier=copy.tier)
+    assert isinstance(answer, m.Fetched)
+    try:
+        layout = layouts.decode(answer.layout)
+        record = manifests.decode_record(answer.record)
+        segment = native.Segment.attach(fds[0], answer.nbytes)
+        try:
+            if answer.offset + layout.nbytes > segment.nbytes or layout.digest != record.layout:
+                raise CorruptError("the image does not fit the memory it came in")
+            yield Mapped(Stored(layout, record), segment, segment.address + answer.offset, answer.verified)
+        finally:
+            segment.close()
+    finally:
+        os.close(fds[0])
+        with contextlib.suppress(ZerostallError):
+            link.ask(m.Release)
+
+
+def _verify(pool: native.Pool, mapped: Mapped, label: str) -> None:
+    if mapped.verified:
+        return
+    record = mapped.stored.record
+    check = native.Verify(pool, mapped.address, record.nbytes, record.chunk_bytes, record.checksums)
+    check.wait(None)
+    if check.bad:
+        raise CorruptError(f"{label}: chunk {check.bad[0]} of {len(record.checksums)} fails its checksum")
+
+
+def _put_back(pool: native.Pool, state: State, request: Request, mapped: Mapped, label: str) -> None:
+    start = time.perf_counter()
+    stored = mapped.stored
+    targets = state.targets(
+        stored, only=request.only, rename=request.rename, strict=request.strict, prefixes=request.prefixes
+    )
+    if targets.entries:
+        tensors = native.Tensors(targets.tensors, [False] * len(targets.tensors))
+        tensors.refresh()
+        native.Scatter(pool, plan_of(stored.layout), tensors, mapped.address, targets.entries).wait(None)
+    report = state.accept(targets, mapped.segment.view(mapped.address - mapped.segment.address, stored.layout.nbytes))
+    log.info("restored %s in %.3f s: %s", label, time.perf_counter() - start, report)
