@@ -1,0 +1,49 @@
+"""Checkpointing that PyTorch training does not feel.
+
+>>> with zerostall.Checkpointer("runs/gpt", model=model, optimizer=optimizer) as ckpt:
+...     for step in range(ckpt.restore(), num_steps):
+...         train_one_step(step)
+...         ckpt.save(step + 1)
+
+Importing this package is cheap and does not import torch; the names below load what they need when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zerostall.core.retention import Keep
+    from zerostall.flow.catalog import diff, pin, snapshots, verify
+    from zerostall.flow.export import export
+    from zerostall.trainer.checkpointer import Checkpointer
+    from zerostall.trainer.load import load
+    from zerostall.trainer.saving import Saving
+
+__version__ = "0.1.0"
+__all__ = ["Checkpointer", "Keep", "Saving", "diff", "errors", "export", "load", "pin", "snapshots", "verify"]
+
+_HOMES = {
+    "Checkpointer": "zerostall.trainer.checkpointer",
+    "Keep": "zerostall.core.retention",
+    "Saving": "zerostall.trainer.saving",
+    "diff": "zerostall.flow.catalog",
+    "export": "zerostall.flow.export",
+    "load": "zerostall.trainer.load",
+    "pin": "zerostall.flow.catalog",
+    "snapshots": "zerostall.flow.catalog",
+    "verify": "zerostall.flow.catalog",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "errors":
+        return importlib.import_module("zerostall.errors")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'zerostall' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])
