@@ -1,0 +1,98 @@
+"""One report: raw samples and facts as JSON, a Markdown table, and a plot beside it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import shlex
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.machine import ROOT, file_system, hardware, versions
+
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def percentile(samples: Sequence[float], share: float) -> float:
+    """The smallest sample that at least `share` (0 to 1) of all samples do not exceed."""
+    ordered = sorted(samples)
+    return ordered[min(len(ordered) - 1, max(0, -(-int(share * len(ordered) * 1e9) // 10**9) - 1))]
+
+
+def median(samples: Sequence[float]) -> float:
+    return statistics.median(samples)
+
+
+def seconds(value: float) -> str:
+    """A time for a table: three digits and a fitting unit."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if abs(value) >= scale:
+            break
+    return f"{value / scale:.3g} {unit}" if abs(value / scale) < 1000 else f"{value / scale:.0f} {unit}"
+
+
+@dataclass
+class Report:
+    """What one benchmark found. `write()` puts it under benchmarks/results/.
+
+    Attributes:
+        name: of the files.
+        title: one sentence over the table.
+        columns, rows: the table, as text.
+        goals: what was to be reached -> what was, in words.
+        samples: name -> raw samples, in the unit that the name ends in.
+        notes: what a reader must know to judge the numbers.
+    """
+
+    name: str
+    title: str
+    folder: Path
+    columns: tuple[str, ...] = ()
+    rows: list[tuple[str, ...]] = field(default_factory=list)
+    goals: dict[str, str] = field(default_factory=dict)
+    samples: dict[str, list[float]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def table(self) -> str:
+        """The table in Markdown."""
+        lines = [self.columns, tuple("---" for _ in self.columns), *self.rows]
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+    def write(self, results: Path = RESULTS) -> Path:
+        """Writes NAME.json and NAME.md; returns the JSON file."""
+        facts = {
+            "title": self.title,
+            "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            "command": shlex.join(["python", "-m", f"benchmarks.{self.name}", *sys.argv[1:]]),
+            "hardware": {**hardware(), "file system": file_system(self.folder)},
+            "load at the end": f"{os.getloadavg()[0]:.1f}",
+            "versions": versions(),
+            "columns": self.columns,
+            "rows": self.rows,
+            "goals": self.goals,
+            "notes": self.notes,
+            "samples": {name: [float(f"{x:.6g}") for x in values] for name, values in self.samples.items()},
+        }
+        results.mkdir(parents=True, exist_ok=True)
+        target = results / f"{self.name}.json"
+        target.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+        (results / f"{self.name}.md").write_text(render(json.loads(target.read_text())))
+        return target
+
+
+def render(facts: dict) -> str:
+    """The Markdown page of a report that was written as JSON."""
+    lines = [f"# {facts['title']}", ""]
+    table = [facts["columns"], ["---"] * len(facts["columns"]), *facts["rows"]]
+    lines += ["| " + " | ".join(row) + " |" for row in table]
+    if facts["goals"]:
+        lines += ["", "| goal | reached |", "| --- | --- |", *(f"| {k} | {v} |" for k, v in facts["goals"].items())]
+    lines += ["", *(f"- {note}" for note in facts["notes"])]
+    lines += ["", " · ".join(f"{k}: {v}" for k, v in facts["hardware"].items())]
+    lines += ["", " · ".join(f"{k} {v}" for k, v in facts["versions"].items())]
+    lines += ["", f"`{facts['command']}` · {facts['date']} · load at the end {facts['load at the end']}", ""]
+    return "\n".join(lines)
