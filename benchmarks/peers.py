@@ -56,6 +56,7 @@ class _Folders:
     def __init__(self, job: Job, folder: Path) -> None:
         self.job = job
         self.folder = folder
+        self.folder.mkdir()
         self.skipped = 0
         self._kept: list[Path] = []
 
@@ -222,8 +223,6 @@ class ZerostallFreeze(Zerostall):
     """zerostall, guarding by `freeze`: what is not copied yet is set aside in spare memory."""
 
     policy = "freeze"
-
-
 
 
 PEERS: dict[str, type[Nothing] | type[_Folders] | type[Zerostall]] = {

@@ -29,10 +29,10 @@ def median(samples: Sequence[float]) -> float:
 
 def seconds(value: float) -> str:
     """A time for a table: three digits and a fitting unit."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if abs(value) >= scale:
-            break
-    return f"{value / scale:.3g} {unit}" if abs(value / scale) < 1000 else f"{value / scale:.0f} {unit}"
+    units = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
+    unit = next((name for name, scale in units.items() if abs(value) >= scale), "µs")
+    number = value / units[unit]
+    return f"{number:.3g} {unit}" if abs(number) < 1000 else f"{number:.0f} {unit}"
 
 
 @dataclass
@@ -56,11 +56,6 @@ class Report:
     goals: dict[str, str] = field(default_factory=dict)
     samples: dict[str, list[float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-
-    def table(self) -> str:
-        """The table in Markdown."""
-        lines = [self.columns, tuple("---" for _ in self.columns), *self.rows]
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
     def write(self, results: Path = RESULTS) -> Path:
         """Writes NAME.json and NAME.md; returns the JSON file."""

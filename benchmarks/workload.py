@@ -16,10 +16,11 @@ import torch
 
 from benchmarks.machine import ROOT
 
+# Examples are scripts, not a package.
 sys.path.insert(0, str(ROOT / "examples" / "gpt"))
 
-from model import Shape  # noqa: E402 - examples are scripts, not a package
-from train import Job, make_job, train_one_step  # noqa: E402
+from model import Shape
+from train import Job, make_job, train_one_step
 
 __all__ = ["Job", "copy_seconds", "gpt", "scratch", "state_bytes", "train_one_step"]
 

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from data import Batches, standard_library_text
-from model import GPT, Shape
 from torch import Tensor
 
 import zerostall
+from data import Batches, standard_library_text
+from model import GPT, Shape
 
 
 @dataclass(frozen=True)

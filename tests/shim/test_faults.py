@@ -120,9 +120,7 @@ def test_every_operation_can_be_made_to_fail_and_is_traced(shim: Shim, tmp_path:
     ):
         done = run(shim, code, path)
     assert f"[Errno {errno.EDQUOT}]" in done.stderr
-    assert [call.errno for call in t.calls if call.op == op and call.path.startswith(str(tmp_path))][
-        -1
-    ] == errno.EDQUOT
+    assert [call.errno for call in t.calls if call.op == op and call.path.startswith(str(tmp_path))][-1] == errno.EDQUOT
 
 
 def test_o_direct_switched_on_later_can_be_refused(shim: Shim, tmp_path: Path) -> None:

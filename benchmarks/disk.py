@@ -1,0 +1,163 @@
+"""Speed of persisting and restoring against bare writers, readers and copies of the same bytes in the same run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import zerostall
+from benchmarks import bare
+from benchmarks.report import Report, median
+from benchmarks.workload import scratch
+from zerostall import native
+
+THREADS = 2
+WAIT = 300.0
+TENSOR = 32 << 20
+
+
+def state_of(nbytes: int) -> dict[str, torch.Tensor]:
+    """A plain state of tensors of 32 MiB that hold noise."""
+    generator = torch.Generator().manual_seed(1)
+    return {
+        f"tensor{i}": torch.randint(256, (TENSOR,), dtype=torch.uint8, generator=generator)
+        for i in range(nbytes // TENSOR)
+    }
+
+
+def native_write(path: Path, segment: native.Segment, nbytes: int, checksums: list[int], pool: native.Pool) -> float:
+    """Our writer on an image that lies in a segment: checks every chunk as it reads it, writes, fsyncs."""
+    path.unlink(missing_ok=True)
+    start = time.perf_counter()
+    fd = os.open(path, os.O_CREAT | os.O_WRONLY, 0o600)
+    job = native.FileWrite(pool, fd, segment.address, nbytes, chunk_bytes=bare.CHUNK, checksums=checksums, direct=True)
+    job.wait(WAIT)
+    os.fsync(fd)
+    os.close(fd)
+    if job.fell_back:
+        raise SystemExit(f"no direct I/O here: {job.fell_back}")
+    return time.perf_counter() - start
+
+
+def native_read(path: Path, segment: native.Segment, nbytes: int, checksums: list[int], pool: native.Pool) -> float:
+    """Our reader into a segment: reads past the page cache and checks every chunk."""
+    start = time.perf_counter()
+    fd = os.open(path, os.O_RDONLY)
+    job = native.FileRead(pool, fd, segment.address, nbytes, chunk_bytes=bare.CHUNK, checksums=checksums, direct=True)
+    job.wait(WAIT)
+    os.close(fd)
+    if job.bad:
+        raise SystemExit(f"chunks {job.bad} came back damaged")
+    return time.perf_counter() - start
+
+
+def engine(folder: Path, nbytes: int, rounds: int) -> dict[str, list[float]]:
+    """Writers and readers without processes around them, taking turns."""
+    data = bare.buffer(nbytes)
+    pool = native.Pool("bench", THREADS)
+    segment = native.Segment("bench", nbytes)
+    segment.view(0, nbytes)[:] = data
+    checksums = [native.crc32c(data[at : at + bare.CHUNK]) for at in range(0, nbytes, bare.CHUNK)]
+    found: dict[str, list[float]] = {"bare write": [], "write": [], "bare read": [], "read": []}
+    for _ in range(rounds):
+        found["bare write"].append(bare.write(folder / "bare", data, THREADS))
+        found["write"].append(native_write(folder / "ours", segment, nbytes, checksums, pool))
+        found["bare read"].append(bare.read(folder / "ours", data, THREADS))
+        found["read"].append(native_read(folder / "ours", segment, nbytes, checksums, pool))
+    (folder / "bare").unlink()
+    (folder / "ours").unlink()
+    segment.close()
+    pool.close()
+    return found
+
+
+def whole(folder: Path, nbytes: int, rounds: int) -> dict[str, list[float]]:
+    """Save until on disk, restore from host and from disk, through trainer and agent."""
+    state = state_of(nbytes)
+    flat = torch.ones(nbytes, dtype=torch.uint8)
+    copy = torch.ones_like(flat)
+    found: dict[str, list[float]] = {name: [] for name in ("save to disk", "copy", "restore host", "restore disk")}
+
+    def timed(name: str, call: Callable[[], object]) -> None:
+        start = time.perf_counter()
+        call()
+        found[name].append(time.perf_counter() - start)
+
+    with zerostall.Checkpointer(folder, keep=2, state=state) as ckpt:
+        ckpt.save(1).wait("disk", timeout=WAIT)
+        for step in range(2, rounds + 2):
+            timed("save to disk", lambda step=step: ckpt.save(step).wait("disk", timeout=WAIT))
+            timed("copy", lambda: copy.copy_(flat))
+            timed("restore host", lambda: ckpt.restore())
+    for _ in range(rounds):
+        stop = [sys.executable, "-m", "zerostall.cli", "agent", "stop", "--force"]
+        subprocess.run(stop, check=True, capture_output=True, timeout=60)
+        with zerostall.Checkpointer(folder, keep=2, state=state) as ckpt:
+            timed("restore disk", lambda ckpt=ckpt: ckpt.restore())
+    return found
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--megabytes", type=int, default=512, help="size of the state in MiB")
+    options.add_argument("--rounds", type=int, default=7)
+    options.add_argument("--folder", help="where to write (default: the temporary folder)")
+    arguments = options.parse_args()
+    nbytes = arguments.megabytes << 20
+    with scratch(arguments.folder) as folder:
+        found = engine(folder, nbytes, arguments.rounds)
+        found |= whole(folder / "saved", nbytes, arguments.rounds)
+    block = bare.buffer(64 << 20)
+    found["crc32c of 64 MiB"] = []
+    for _ in range(20):
+        start = time.perf_counter()
+        native.crc32c(block)
+        found["crc32c of 64 MiB"].append(time.perf_counter() - start)
+
+    def rate(name: str, size: int = nbytes) -> str:
+        return f"{size / median(found[name]) / 1e9:.2f} GB/s"
+
+    def share(name: str, floor: str) -> str:
+        return f"{100 * median(found[floor]) / median(found[name]):.0f} %"
+
+    page = Report(
+        "disk",
+        f"Persist and restore {arguments.megabytes} MiB, against bare copies of the same bytes",
+        Path(arguments.folder or tempfile.gettempdir()),
+        columns=("", "zerostall", "floor", "share of the floor", "the floor is"),
+    )
+    for label, name, floor, what in (
+        ("persist an image", "write", "bare write", "aligned O_DIRECT writer, fsync"),
+        ("read an image", "read", "bare read", "aligned O_DIRECT reader"),
+        ("save, until on disk", "save to disk", "bare write", "aligned O_DIRECT writer, fsync"),
+        ("restore from disk", "restore disk", "bare read", "aligned O_DIRECT reader"),
+        ("restore from host memory", "restore host", "copy", "memory copy by torch, all threads"),
+    ):
+        page.rows.append((label, rate(name), rate(floor), share(name, floor), what))
+    page.rows.append(("CRC-32C, one core", rate("crc32c of 64 MiB", 64 << 20), "–", "–", ""))
+    page.goals = {
+        "CRC-32C ≥ 10 GB/s a core": rate("crc32c of 64 MiB", 64 << 20),
+        "persist ≥ 90 % of a bare writer": share("write", "bare write"),
+        "restore from host ≥ 80 % of a memory copy": share("restore host", "copy"),
+        "restore from disk ≥ 90 % of a bare reader": share("restore disk", "bare read"),
+    }
+    page.notes = [
+        f"{arguments.rounds} rounds taking turns, medians; {THREADS} threads on both sides, pieces of 16 MiB",
+        "persist checks every chunk's CRC-32C as it reads it; read and restore check it, too",
+        "save until on disk is all told: capture, seal, write, fsync of image, record, manifest and folders",
+        "restore is the call `restore()` with the agent running; from disk its memory is empty",
+    ]
+    page.samples = {f"{name} s": times for name, times in found.items()}
+    page.write()
+
+
+if __name__ == "__main__":
+    main()

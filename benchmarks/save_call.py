@@ -1,0 +1,110 @@
+"""Time of the call `save(step)` on the training thread, and of building the plan, by the number of tensors.
+
+The state is a module of many parameters with AdamW: a quarter parameters, the rest optimizer state, as in training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import zerostall
+from benchmarks.report import Report, median, percentile, seconds
+from benchmarks.workload import scratch
+from zerostall import native
+from zerostall.core import layout
+
+WAIT = 120.0
+
+
+class Many(nn.Module):
+    """A module of `count` parameters of `elements` floats."""
+
+    def __init__(self, count: int, elements: int) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(torch.zeros(elements)) for _ in range(count)])
+
+
+def save_calls(folder: Path, tensors: int, saves: int) -> tuple[list[float], float]:
+    """Times of `saves` calls after the first, each after an update, and the time of the first call."""
+    model = Many(tensors // 4, 256)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    calls = []
+    with zerostall.Checkpointer(folder, model=model, optimizer=optimizer, keep=2) as ckpt:
+        for step in range(1, saves + 2):
+            optimizer.step()
+            start = time.perf_counter()
+            saving = ckpt.save(step)
+            calls.append(time.perf_counter() - start)
+            if saving.skipped:
+                raise SystemExit(f"save {step} was skipped, though the one before was finished")
+            saving.wait("host", timeout=WAIT)
+    return calls[1:], calls[0]
+
+
+def plan_seconds(tensors: int, repeats: int = 3) -> list[float]:
+    """Times of building layout and plan for so many tensors from nothing."""
+    shards = [layout.Shard(f"model.weights.{i}", "float32", (256,), (256,), (0,)) for i in range(tensors)]
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        built = layout.build(shards)
+        native.Plan(
+            nbytes=built.nbytes,
+            header=built.header,
+            chunk_bytes=layout.CHUNK,
+            offsets=[entry.offset for entry in built.entries],
+            sizes=[entry.nbytes for entry in built.entries],
+        )
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--saves", type=int, default=300, help="calls at 1 000 tensors")
+    options.add_argument("--many-saves", type=int, default=20, help="calls at 100 000 tensors")
+    options.add_argument("--folder", help="where to write (default: the temporary folder)")
+    arguments = options.parse_args()
+    page = Report(
+        "save_call",
+        "Time of save() on the training thread",
+        Path(arguments.folder or tempfile.gettempdir()),
+        columns=("tensors", "calls", "p50", "p99", "max", "first call", "layout and plan"),
+    )
+    goals = {1_000: ("p50 ≤ 100 µs", "p99 ≤ 1 ms"), 100_000: ("p50 ≤ 10 ms", None)}
+    for tensors, saves in ((1_000, arguments.saves), (100_000, arguments.many_saves)):
+        with scratch(arguments.folder) as folder:
+            calls, first = save_calls(folder / "saved", tensors, saves)
+        plans = plan_seconds(tensors)
+        page.samples[f"call at {tensors} s"] = calls
+        page.samples[f"plan at {tensors} s"] = plans
+        p50, p99 = percentile(calls, 0.5), percentile(calls, 0.99)
+        page.rows.append(
+            (f"{tensors:,}", str(saves), *map(seconds, (p50, p99, max(calls), first, median(plans)))),
+        )
+        for goal, value in zip(goals[tensors], (p50, p99), strict=True):
+            if goal:
+                page.goals[f"{tensors:,} tensors: {goal}"] = seconds(value)
+    slope = median(page.samples["plan at 100000 s"]) / median(page.samples["plan at 1000 s"])
+    page.goals["plan: linear, < 3 s at 100,000"] = (
+        f"{seconds(median(page.samples['plan at 100000 s']))}, {slope:.0f} × that of 1,000"
+    )
+    page.notes = [
+        "each call follows an optimizer step and the end of the capture before; every tensor 1 KiB, a quarter of them "
+        "AdamW's 4-byte step counts",
+        "first call: survey of the state, layout, plan and the memory lease",
+    ]
+    page.write()
+
+
+if __name__ == "__main__":
+    main()
