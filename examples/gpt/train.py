@@ -103,7 +103,8 @@ def main() -> None:
             start = time.perf_counter()
             done = ckpt.restore()  # 0 when nothing was saved
             milliseconds = (time.perf_counter() - start) * 1e3
-            print(f"restored step {done} in {milliseconds:.1f} ms", flush=True)
+            tier = ckpt.stats.restored_from or "nothing"
+            print(f"restored step {done} from {tier} in {milliseconds:.1f} ms", flush=True)
             train(job, done, arguments.steps, ckpt.save)
     print(f"digest {digest(job)}")
 
