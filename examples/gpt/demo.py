@@ -40,8 +40,9 @@ def watch(console: Console, trainer: Trainer, label: str, last: int, *, kill_at:
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[loss]}"),
+        TimeElapsedColumn(),
     )
-    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+    with Progress(*columns, console=console) as progress:
         task = progress.add_task(label, total=last, loss="starting")
         for step, loss in trainer.steps():
             progress.update(task, completed=step, loss=f"loss {loss:.3f}")
