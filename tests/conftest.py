@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,3 +42,24 @@ def shim_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shim(shim_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Shim:
     """A fault injector of this test's own: start processes with `env=shim.environment()`."""
     return Shim(shim_library, tmp_path_factory.mktemp("shim"))
+
+
+@pytest.fixture
+def agent_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment of processes that share an agent of this test's own, which is ended afterwards."""
+    folder = tmp_path_factory.mktemp("agent")
+    environment = {**os.environ, "ZEROSTALL_RUNTIME_DIR": str(folder), "ZEROSTALL_AGENT_IDLE": "60"}
+    yield environment
+    stop_agent(folder)
+
+
+def stop_agent(folder: Path) -> None:
+    """Ends the agent that serves a runtime folder, if there is one, whatever state it is in."""
+    for link in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = link.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"zerostall.agent" in words and os.fsencode(folder) in words:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(link.parent.name), signal.SIGKILL)
