@@ -1,0 +1,60 @@
+// Named worker threads that several jobs share, the oldest first.
+#pragma once
+#include <sys/types.h>
+
+#include <condition_variable>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "job.hpp"
+#include "spare.hpp"
+
+namespace zs {
+
+// What the threads and the jobs share. It outlives the Pool for as long as one of them holds it.
+class Workers {
+ public:
+  void add(std::shared_ptr<Job> job);  // also again, when a job has got more work; throws when closed
+  void add_first(
+      std::shared_ptr<Job> job);  // before all others: somebody waits for it on the training thread
+  void serve();                   // the life of a worker
+  void shut();                    // no more jobs; those that wait fail, units in flight end
+  const std::shared_ptr<Spare> spare = std::make_shared<Spare>();
+
+ private:
+  void insert(std::shared_ptr<Job> job);
+  std::shared_ptr<Job> next();  // with mutex_ held
+
+  std::mutex mutex_;
+  std::condition_variable work_;
+  std::list<std::shared_ptr<Job>> jobs_;  // by age
+  uint64_t sequence_ = 0;
+  size_t idle_ = 0;
+  bool shut_ = false;
+};
+
+class Pool {
+ public:
+  Pool(const std::string& name, unsigned threads);  // thread names are cut to 15 bytes
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+  ~Pool();
+  void close();  // idempotent; joins the threads
+  const std::shared_ptr<Workers>& workers() const { return *workers_; }
+  unsigned threads() const { return count_; }
+
+ private:
+  // On the heap so that a forked child can leave them be: it has none of the threads, and must neither join
+  // them nor destroy a condition variable on which they seem to wait.
+  std::shared_ptr<Workers>* workers_;
+  std::vector<std::thread>* threads_;
+  unsigned count_;
+  pid_t owner_;
+};
+
+}  // namespace zs

@@ -1,0 +1,49 @@
+// Shared memory that processes lend each other by file descriptor.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace zs {
+
+// A run of mapped memory; unmapped when nobody holds it any more.
+class Mapping {
+ public:
+  Mapping(int fd, uint64_t nbytes);
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  ~Mapping();
+  std::byte* data() const { return data_; }
+  uint64_t nbytes() const { return nbytes_; }
+  bool populate(unsigned threads) const;  // false: the memory cannot be had
+
+ private:
+  std::byte* data_ = nullptr;
+  uint64_t nbytes_;
+};
+
+// A memfd (so that a small /dev/shm does not matter) sealed against shrinking and growing: no peer can take
+// pages from under a reader, which would be a SIGBUS.
+class Segment {
+ public:
+  Segment(const std::string& name,
+          uint64_t nbytes);                        // takes all the memory at once, or throws Kind::capacity
+  static Segment attach(int fd, uint64_t nbytes);  // Kind::format unless it is sealed and of this size
+  Segment(Segment&& other) noexcept;
+  Segment& operator=(Segment&&) = delete;
+  ~Segment();
+
+  int fileno() const;
+  uint64_t nbytes() const { return nbytes_; }
+  const std::shared_ptr<Mapping>& mapping() const;  // throws after close
+  void close() noexcept;                            // who holds the mapping keeps the memory
+
+ private:
+  Segment(int fd, std::shared_ptr<Mapping> mapping, uint64_t nbytes);
+  int fd_ = -1;
+  std::shared_ptr<Mapping> mapping_;
+  uint64_t nbytes_;
+};
+
+}  // namespace zs

@@ -1,0 +1,68 @@
+// Tensors and arrays of Python: where they lie now, and whether they are still what they were.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "capture.hpp"
+#include "dlpack.hpp"
+
+struct _object;  // PyObject
+
+namespace zs {
+
+// Everything here needs the GIL, the destructor too. A torch tensor is asked through DLPack's C exchange API
+// (about 10 ns); where torch has none or it refuses (an unknown dtype), and for numpy arrays, by method calls
+// (about 1 us).
+class Tensors {
+ public:
+  // Keeps a reference to each. `tracked`: those whose version counter is watched. Throws Kind::usage and
+  // names the index where something cannot be described. With `exchange` false, method calls only.
+  Tensors(const std::vector<_object*>& objects, const std::vector<bool>& tracked, bool exchange = true);
+  Tensors(const Tensors&) = delete;
+  Tensors& operator=(const Tensors&) = delete;
+  ~Tensors();
+
+  std::vector<uint32_t> refresh();      // indexes that no longer fit what the constructor saw
+  std::vector<uint32_t> moved() const;  // tracked ones whose version is not what refresh() saw
+  std::vector<uint64_t> pointers() const;
+  size_t size() const { return entries_.size(); }
+
+  // As refresh() saw them. Throws where it found a misfit, or where memory is not the host's or is read-only.
+  Arrays sources() const;
+  Arrays targets() const;
+
+ private:
+  struct Entry {
+    _object* object = nullptr;
+    const dlpack::ExchangeApi* api = nullptr;  // null: asked by method calls
+    dlpack::Device device{};
+    dlpack::Type type{};
+    _object* dtype = nullptr;  // of those asked by method calls
+    _object* place = nullptr;  // their torch.device
+    uint32_t ndim = 0;
+    size_t extent = 0;  // into extents_: the shape, then the strides in the producer's unit
+    int64_t version = 0;
+    bool tracked = false;
+  };
+  struct Answer;  // of a tensor asked by method calls
+
+  static Answer ask(_object* object);
+  Geometry describe(Entry& entry, bool exchange);
+  bool look(Entry& entry, std::byte*& data) const;  // false: something has changed
+  bool look_by_calls(const Entry& entry, std::byte*& data) const;
+  void remember(Entry& entry, const int64_t* shape, const int64_t* strides);
+  Arrays arrays() const;
+  void drop() noexcept;
+
+  std::vector<Entry> entries_;
+  std::vector<int64_t> extents_;
+  std::vector<std::byte*> data_;
+  std::shared_ptr<const std::vector<Geometry>> geometries_;
+  std::vector<uint32_t> misfits_;
+  std::optional<size_t> elsewhere_, read_only_;  // the first whose memory is not the host's, or is read-only
+};
+
+}  // namespace zs

@@ -1,0 +1,74 @@
+#include "transfer.hpp"
+
+#include "crc32c.hpp"
+#include "error.hpp"
+#include "failpoint.hpp"
+
+namespace zs {
+namespace {
+
+std::string obstacle(const std::byte* image, const Checks& checks) {
+  if (reinterpret_cast<uintptr_t>(image) % File::kAlign != 0) return "the image is not page aligned";
+  if (checks.chunk_bytes() % File::kAlign != 0) return "chunks are no multiple of a page";
+  return "";
+}
+
+}  // namespace
+
+Transfer::Transfer(const Pool& pool, int fd, std::byte* image, std::unique_ptr<Checks> checks, bool direct)
+    : Job(pool.workers(), checks->blocks()),
+      image_(image),
+      checks_(std::move(checks)),
+      file_(fd, direct, obstacle(image, *checks_)) {}
+
+std::shared_ptr<FileWrite> FileWrite::begin(const Pool& pool, int fd, const std::byte* image, uint64_t nbytes,
+                                            uint64_t chunk_bytes, std::vector<uint32_t> checksums,
+                                            bool direct) {
+  auto checks = std::make_unique<Checks>(nbytes, chunk_bytes, std::move(checksums));
+  std::shared_ptr<FileWrite> job(
+      new FileWrite(pool, fd, const_cast<std::byte*>(image), std::move(checks), direct));
+  job->start();
+  return job;
+}
+
+void FileWrite::work(uint64_t index) {
+  std::call_once(reserved_, [this] { file_.reserve(checks_->nbytes()); });
+  const Checks::Block block = checks_->block(index);
+  if (block.offset == block.chunk * checks_->chunk_bytes()) failpoint("file-write", block.chunk);
+  const uint32_t checksum = crc32c(image_ + block.offset, block.nbytes);
+  if (checks_->record(index, checksum) == Checks::Verdict::bad)
+    throw Error(Kind::corrupt,
+                "chunk " + std::to_string(block.chunk) +
+                    " of the image in memory fails its checksum: it changed after it was captured");
+  file_.write(image_ + block.offset, block.nbytes, block.offset);
+  add_progress(block.nbytes);
+}
+
+void FileWrite::close(bool whole) {
+  file_.restore();
+  if (whole) file_.truncate(checks_->nbytes());
+}
+
+std::shared_ptr<FileRead> FileRead::begin(const Pool& pool, int fd, std::byte* image, uint64_t nbytes,
+                                          uint64_t chunk_bytes, std::vector<uint32_t> checksums,
+                                          bool direct) {
+  auto checks = std::make_unique<Checks>(nbytes, chunk_bytes, std::move(checksums));
+  std::shared_ptr<FileRead> job(new FileRead(pool, fd, image, std::move(checks), direct));
+  job->start();
+  return job;
+}
+
+void FileRead::work(uint64_t index) {
+  const Checks::Block block = checks_->block(index);
+  if (file_.read(image_ + block.offset, block.nbytes, block.offset))
+    checks_->record(index, crc32c(image_ + block.offset, block.nbytes));
+  else
+    checks_->lost(index);
+  add_progress(block.nbytes);
+}
+
+void FileRead::close(bool) {
+  file_.restore();
+}
+
+}  // namespace zs

@@ -1,0 +1,61 @@
+// Image → file and file → image, with the checksum of every chunk taken on the way.
+#pragma once
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checks.hpp"
+#include "file.hpp"
+#include "pool.hpp"
+
+namespace zs {
+
+// What both ways have in common. A unit is a block of the image; as many are under way as the pool has
+// threads.
+class Transfer : public Job {
+ public:
+  std::optional<std::string> fell_back() const { return file_.fell_back(); }
+
+ protected:
+  Transfer(const Pool& pool, int fd, std::byte* image, std::unique_ptr<Checks> checks, bool direct);
+  std::byte* const image_;
+  const std::unique_ptr<Checks> checks_;
+  File file_;
+};
+
+// A chunk of the image that fails its checksum fails the job: CorruptError. Sets the file's size; syncs
+// nothing.
+class FileWrite final : public Transfer {
+ public:
+  static std::shared_ptr<FileWrite> begin(const Pool& pool, int fd, const std::byte* image, uint64_t nbytes,
+                                          uint64_t chunk_bytes, std::vector<uint32_t> checksums, bool direct);
+
+ protected:
+  void work(uint64_t block) override;
+  void close(bool whole) override;
+
+ private:
+  using Transfer::Transfer;
+  std::once_flag reserved_;
+};
+
+// Chunks that fail their checksum or are not there are told by bad(); they do not fail the job.
+class FileRead final : public Transfer {
+ public:
+  static std::shared_ptr<FileRead> begin(const Pool& pool, int fd, std::byte* image, uint64_t nbytes,
+                                         uint64_t chunk_bytes, std::vector<uint32_t> checksums, bool direct);
+  std::vector<uint64_t> bad() const { return checks_->bad(); }
+  uint64_t verified() const { return checks_->verified(); }
+
+ protected:
+  void work(uint64_t block) override;
+  void close(bool whole) override;
+
+ private:
+  using Transfer::Transfer;
+};
+
+}  // namespace zs

@@ -1,0 +1,175 @@
+"""Images to files and back: sizes, damage, short files, direct and plain."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from unit.native_images import checksums_of, segment_with
+from zerostall.errors import CorruptError, StorageError
+from zerostall.native import FileRead, FileWrite, Pool, Segment, Verify
+
+CHUNK = 64 << 10
+
+
+@pytest.fixture
+def pool():
+    pool = Pool("test-io", 4)
+    yield pool
+    pool.close()
+
+
+def image_of(nbytes: int) -> bytes:
+    return np.random.default_rng(nbytes).integers(0, 256, nbytes, dtype=np.uint8).tobytes()
+
+
+def write(pool: Pool, path: Path, image: bytes, *, direct: bool, chunk_bytes: int = CHUNK) -> str | None:
+    segment = segment_with(image)
+    with path.open("w+b") as file:
+        checksums = checksums_of(image, chunk_bytes)
+        job = FileWrite(
+            pool,
+            file.fileno(),
+            segment.address,
+            len(image),
+            chunk_bytes=chunk_bytes,
+            checksums=checksums,
+            direct=direct,
+        )
+        assert job.wait(30)
+        assert job.nbytes_done == len(image)
+        assert not fcntl.fcntl(file.fileno(), fcntl.F_GETFL) & os.O_DIRECT
+        return job.fell_back
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("nbytes", [0, 1, 4095, 4096, 4097, CHUNK, CHUNK + 1, 5 * CHUNK + 12345])
+def test_there_and_back(pool: Pool, tmp_path: Path, direct: bool, nbytes: int) -> None:
+    image, path = image_of(nbytes), tmp_path / "image"
+    path.write_bytes(b"x" * 500_000)  # an older, longer file
+    with path.open("r+b"):
+        write(pool, path, image, direct=direct)
+    assert path.read_bytes() == image
+    segment = Segment("test", nbytes + 100)
+    segment.view(0, nbytes + 100)[:] = b"\xaa" * (nbytes + 100)
+    with path.open("rb") as file:
+        job = FileRead(
+            pool,
+            file.fileno(),
+            segment.address,
+            nbytes,
+            chunk_bytes=CHUNK,
+            checksums=checksums_of(image, CHUNK),
+            direct=direct,
+        )
+        assert job.wait(30)
+    assert job.bad == []
+    assert job.verified == -(-nbytes // CHUNK)
+    assert bytes(segment.view(0, nbytes)) == image
+    assert bytes(segment.view(nbytes, 100)) == b"\xaa" * 100
+
+
+def test_large_chunks_are_written_in_blocks(pool: Pool, tmp_path: Path) -> None:
+    image, path = image_of((21 << 20) + 77), tmp_path / "image"
+    assert write(pool, path, image, direct=True, chunk_bytes=9 << 20) is None or True
+    assert path.read_bytes() == image
+
+
+def test_what_keeps_from_direct_is_told(pool: Pool, tmp_path: Path) -> None:
+    image = image_of(10_000)
+    reason = write(pool, tmp_path / "image", image, direct=True, chunk_bytes=1000)
+    assert reason is not None and "page" in reason
+    assert (tmp_path / "image").read_bytes() == image
+    assert write(pool, tmp_path / "image", image, direct=False) is None
+
+
+def test_damage_and_missing_bytes_are_found(pool: Pool, tmp_path: Path) -> None:
+    image, path = image_of(6 * CHUNK), tmp_path / "image"
+    damaged = bytearray(image)
+    damaged[CHUNK + 5] ^= 1
+    damaged[4 * CHUNK] ^= 128
+    path.write_bytes(damaged[: 5 * CHUNK + 10])
+    for direct in (True, False):
+        segment = Segment("test", len(image))
+        with path.open("rb") as file:
+            job = FileRead(
+                pool,
+                file.fileno(),
+                segment.address,
+                len(image),
+                chunk_bytes=CHUNK,
+                checksums=checksums_of(image, CHUNK),
+                direct=direct,
+            )
+            assert job.wait(30)
+        assert job.bad == [1, 4, 5]
+        assert job.verified == 1
+
+
+def test_an_image_that_changed_is_not_written_as_good(pool: Pool, tmp_path: Path) -> None:
+    image = image_of(3 * CHUNK)
+    segment = segment_with(image)
+    segment.view(2 * CHUNK, 1)[0] ^= 1
+    with (tmp_path / "image").open("w+b") as file:
+        job = FileWrite(
+            pool,
+            file.fileno(),
+            segment.address,
+            len(image),
+            chunk_bytes=CHUNK,
+            checksums=checksums_of(image, CHUNK),
+            direct=False,
+        )
+        with pytest.raises(CorruptError, match="chunk 2"):
+            job.wait(30)
+        with pytest.raises(CorruptError):
+            job.wait()
+    check = Verify(pool, segment.address, len(image), CHUNK, checksums_of(image, CHUNK))
+    assert check.wait(30)
+    assert check.bad == [2]
+
+
+def test_the_systems_refusal_arrives_with_its_number(pool: Pool, tmp_path: Path) -> None:
+    image = image_of(CHUNK)
+    segment = segment_with(image)
+    path = tmp_path / "image"
+    path.touch()
+    with path.open("rb") as file:
+        job = FileWrite(
+            pool,
+            file.fileno(),
+            segment.address,
+            CHUNK,
+            chunk_bytes=CHUNK,
+            checksums=checksums_of(image, CHUNK),
+            direct=False,
+        )
+        with pytest.raises(StorageError) as caught:
+            job.wait(30)
+    assert caught.value.errno == 9
+    with pytest.raises(StorageError, match="descriptor"):
+        FileRead(pool, -1, segment.address, CHUNK, chunk_bytes=CHUNK, checksums=[0], direct=False)
+    with pytest.raises(ValueError, match="2 checksums for 1"):
+        Verify(pool, segment.address, CHUNK, CHUNK, [0, 0])
+
+
+def test_a_full_disk_is_told_with_its_number(pool: Pool) -> None:
+    image = image_of(CHUNK)
+    segment = segment_with(image)
+    with Path("/dev/full").open("r+b", buffering=0) as file:
+        job = FileWrite(
+            pool,
+            file.fileno(),
+            segment.address,
+            CHUNK,
+            chunk_bytes=CHUNK,
+            checksums=checksums_of(image, CHUNK),
+            direct=False,
+        )
+        with pytest.raises(OSError, match="No space left") as caught:
+            job.wait(30)
+    assert caught.value.errno == 28

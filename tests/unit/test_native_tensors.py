@@ -1,0 +1,100 @@
+"""Tensors: what refresh() notices, what moved() notices, and what is refused by name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from zerostall.native import Tensors
+
+both_ways = pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "calls"])
+
+
+@both_ways
+def test_refresh_reads_pointers_afresh(exchange: bool) -> None:
+    tensors = [torch.zeros(3), torch.nn.Parameter(torch.zeros(2, 2)), torch.zeros(4, 4)[1:, 2:]]
+    seen = Tensors(tensors, [False] * 3, exchange=exchange)
+    assert len(seen) == 3
+    assert seen.pointers == [tensor.data_ptr() for tensor in tensors]
+    tensors[1].data = torch.ones(2, 2)
+    assert seen.refresh() == []
+    assert seen.pointers == [tensor.data_ptr() for tensor in tensors]
+
+
+@both_ways
+def test_refresh_tells_what_no_longer_fits(exchange: bool) -> None:
+    tensors = [torch.zeros(4, 6) for _ in range(7)]
+    seen = Tensors(tensors, [False] * 7, exchange=exchange)
+    tensors[1].data = torch.zeros(4, 6, dtype=torch.int32)
+    tensors[2].data = torch.zeros(6, 4)
+    tensors[3].t_()
+    tensors[4].resize_(4, 6, 1)
+    tensors[5].data = torch.zeros(6, 4).t()
+    tensors[6].untyped_storage().resize_(0)
+    assert seen.refresh() == [1, 2, 3, 4, 5, 6]
+    assert seen.refresh() == [1, 2, 3, 4, 5, 6]
+
+
+@both_ways
+def test_moved_names_what_was_written_since(exchange: bool) -> None:
+    tensors = [torch.zeros(3), torch.nn.Parameter(torch.zeros(3)), torch.zeros(3)]
+    seen = Tensors(tensors, [True, True, False], exchange=exchange)
+    seen.refresh()
+    assert seen.moved() == []
+    tensors[2].add_(1)
+    assert seen.moved() == []
+    with torch.no_grad():
+        tensors[1].add_(1)
+    assert seen.moved() == [1]
+    tensors[0][1] = 5
+    assert seen.moved() == [0, 1]
+    assert seen.refresh() == []
+    assert seen.moved() == []
+
+
+def test_numpy_arrays_are_watched_too() -> None:
+    array = np.zeros((3, 4), dtype=np.float32)
+    seen = Tensors([array], [False])
+    assert seen.pointers == [array.ctypes.data]
+    assert seen.refresh() == []
+    array.dtype = np.int32  # numpy 2.4 still lets a test do this
+    assert seen.refresh() == [0]
+
+
+def test_what_cannot_be_described_is_named() -> None:
+    fine = torch.zeros(2)
+    for bad, why in [
+        (torch.zeros(2, dtype=torch.complex64).conj(), "conjugate"),
+        (torch.zeros(2, dtype=torch.complex64).conj().imag, "negative"),
+        (torch.zeros(2, 2).to_sparse(), "storage"),
+        (np.array([object()]), "objects"),
+        (3, "dtype"),
+        ("text", "dtype"),
+    ]:
+        with pytest.raises(ValueError, match="tensor 1 cannot be used") as caught:
+            Tensors([fine, bad], [False, False])
+        assert why in str(caught.value)
+    with torch.inference_mode():
+        unversioned = torch.zeros(2)
+    Tensors([unversioned], [False]).refresh()
+    with pytest.raises(ValueError, match=r"tensor 0 .* no version counter"):
+        Tensors([unversioned], [True])
+    with pytest.raises(ValueError, match="marks"):
+        Tensors([fine], [])
+
+
+def test_references_are_kept_and_given_back() -> None:
+    import sys
+
+    tensor = torch.zeros(2)
+    before = sys.getrefcount(tensor)
+    seen = Tensors([tensor, tensor], [True, True])
+    seen.refresh()
+    seen.moved()
+    assert sys.getrefcount(tensor) == before + 2
+    del seen
+    assert sys.getrefcount(tensor) == before
+    with pytest.raises(ValueError, match="tensor 2"):
+        Tensors([tensor, tensor, object()], [False] * 3)
+    assert sys.getrefcount(tensor) == before
