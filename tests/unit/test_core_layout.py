@@ -198,9 +198,7 @@ def test_a_newer_version_says_so():
         layout.decode(resealed(GOOD, version=999))
 
 
-@pytest.mark.parametrize(
-    "data", [b"", GOOD[:-3], GOOD[:200], GOOD.replace(b"m.b", b"m.c"), b"[" * 100_000, b"\xff"]
-)
+@pytest.mark.parametrize("data", [b"", GOOD[:-3], GOOD[:200], GOOD.replace(b"m.b", b"m.c"), b"[" * 100_000, b"\xff"])
 def test_a_damaged_file_says_so(data: bytes):
     with pytest.raises(CorruptError):
         layout.decode(data)
@@ -235,13 +233,8 @@ def test_100_000_tensors_take_less_than_a_second():
 # Other people's headers
 
 
-def foreign(
-    tensors: dict[str, object], nbytes: int, metadata: object = None, pad: int = 0
-) -> tuple[bytes, int]:
-    header = (
-        json.dumps(({"__metadata__": metadata} if metadata is not None else {}) | tensors).encode()
-        + b" " * pad
-    )
+def foreign(tensors: dict[str, object], nbytes: int, metadata: object = None, pad: int = 0) -> tuple[bytes, int]:
+    header = json.dumps(({"__metadata__": metadata} if metadata is not None else {}) | tensors).encode() + b" " * pad
     return len(header).to_bytes(8, "little") + header, 8 + len(header) + nbytes
 
 

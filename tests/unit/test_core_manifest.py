@@ -59,12 +59,8 @@ def test_round_trips():
 
 @pytest.mark.parametrize("metric", [None, 0.0, -1.5, 5, math.inf, -math.inf, math.nan])
 def test_any_metric_comes_back(metric: float | None):
-    read = manifest.decode_manifest(
-        manifest.encode_manifest(msgspec.structs.replace(MANIFEST, metric=metric))
-    ).metric
-    assert read == metric or (
-        read is not None and metric is not None and math.isnan(read) and math.isnan(metric)
-    )
+    read = manifest.decode_manifest(manifest.encode_manifest(msgspec.structs.replace(MANIFEST, metric=metric))).metric
+    assert read == metric or (read is not None and metric is not None and math.isnan(read) and math.isnan(metric))
     record = manifest.decode_record(manifest.encode_record(msgspec.structs.replace(RECORD, metric=metric)))
     assert record.metric == read or math.isnan(record.metric)
 

@@ -29,12 +29,8 @@ def test_steps(step: int, name: str):
 
 
 def test_ranks_layouts_and_partial_files():
-    assert (
-        steps.image_file(3) == "rank-00003.safetensors" and steps.parse_image("rank-00003.safetensors") == 3
-    )
-    assert (
-        steps.record_file(100_000) == "rank-100000.json" and steps.parse_record("rank-100000.json") == 100_000
-    )
+    assert steps.image_file(3) == "rank-00003.safetensors" and steps.parse_image("rank-00003.safetensors") == 3
+    assert steps.record_file(100_000) == "rank-100000.json" and steps.parse_record("rank-100000.json") == 100_000
     assert steps.layout_file(DIGEST) == f"{DIGEST}.json" and steps.parse_layout(f"{DIGEST}.json") == DIGEST
     for name in (
         steps.RUN,

@@ -119,9 +119,7 @@ def test_order_and_inner_types_are_kept():
     assert default.default_factory is set
     assert again(deque([1], maxlen=7)).maxlen == 7
     assert type(again({True: 1}).popitem()[0]) is bool
-    aware = again(
-        datetime.datetime(2024, 1, 1, fold=1, tzinfo=datetime.timezone(datetime.timedelta(hours=1), "X"))
-    )
+    aware = again(datetime.datetime(2024, 1, 1, fold=1, tzinfo=datetime.timezone(datetime.timedelta(hours=1), "X")))
     assert aware.fold == 1 and aware.tzname() == "X"
 
 

@@ -295,9 +295,7 @@ CODECS: tuple[Codec, ...] = (
     Codec(defaultdict, "defaultdict", _write_defaultdict, _read_defaultdict),
     Codec(Counter, "counter", write_pairs, _read_counter),
     Codec(deque, "deque", lambda value: [value.maxlen, list(value)], _read_deque),
-    Codec(
-        slice, "slice", lambda value: [value.start, value.stop, value.step], lambda p: slice(*_items(p, 3))
-    ),
+    Codec(slice, "slice", lambda value: [value.start, value.stop, value.step], lambda p: slice(*_items(p, 3))),
     Codec(SimpleNamespace, "namespace", _write_namespace, _read_namespace(SimpleNamespace)),
     Codec(argparse.Namespace, "arguments", _write_namespace, _read_namespace(argparse.Namespace)),
     Codec(complex, "complex", lambda value: [value.real, value.imag], _read_complex),

@@ -39,9 +39,7 @@ def seal(body: bytes) -> bytes:
     return b"".join((b'{"sha256":"', digest, b'","body":', body, b"}\n"))
 
 
-def unseal(
-    data: bytes, decoder: msgspec.json.Decoder[_Body], *, source: str, limit: int
-) -> tuple[_Body, str]:
+def unseal(data: bytes, decoder: msgspec.json.Decoder[_Body], *, source: str, limit: int) -> tuple[_Body, str]:
     """Check a sealed file and read its body.
 
     Args:
@@ -65,9 +63,7 @@ def unseal(
     body = bytes(shell.body)
     digest = hashlib.sha256(body).hexdigest()
     if digest != shell.sha256:
-        raise CorruptError(
-            f"{source}: damaged, its body does not have the SHA-256 that stands in front of it"
-        )
+        raise CorruptError(f"{source}: damaged, its body does not have the SHA-256 that stands in front of it")
     try:
         version = _VERSIONED.decode(body).version
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:

@@ -107,9 +107,7 @@ def build(shards: Iterable[Shard], views: Iterable[View] = ()) -> Layout:
     begin = safetensors.data_start(_metadata(_NO_DIGEST), slots)
     nbytes = begin + sum(sizes)
     if begin > MAX_HEADER or nbytes > MAX_BYTES:
-        _refuse(
-            [f"{len(boxes)} tensors of {nbytes - begin} bytes and a header of {begin}: too much for one file"]
-        )
+        _refuse([f"{len(boxes)} tensors of {nbytes - begin} bytes and a header of {begin}: too much for one file"])
     entries: list[Entry] = []
     offset = begin
     for box, size in zip(boxes, sizes, strict=True):
@@ -146,9 +144,7 @@ def decode(data: bytes, *, source: str = "layout") -> Layout:
     )
     views = tuple(body.views)
     # Later checks stand on earlier ones; each is only asked once those before it found nothing.
-    problems = chain(
-        shard_problems(entries), place_problems(entries, body.nbytes), view_problems(views, entries)
-    )
+    problems = chain(shard_problems(entries), place_problems(entries, body.nbytes), view_problems(views, entries))
     if problem := next(problems, None):
         raise FormatError(f"{source}: {problem}")
     slots = _slots(entries, [entry.nbytes for entry in entries])
@@ -177,9 +173,7 @@ def _order(shard: Shard) -> tuple[int, str]:
 
 def _metadata(digest: str) -> bytes:
     # Some loaders refuse a file whose metadata does not name a framework.
-    return msgspec.json.encode(
-        {"format": "pt", "zerostall.version": str(VERSION), "zerostall.layout": digest}
-    )
+    return msgspec.json.encode({"format": "pt", "zerostall.version": str(VERSION), "zerostall.layout": digest})
 
 
 def _slots(boxes: Sequence[Shard | Entry], sizes: Sequence[int]) -> bytes:

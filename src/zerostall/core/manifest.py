@@ -228,9 +228,7 @@ def decode_manifest(data: bytes, *, source: str = "manifest") -> Manifest:
 def encode_run(run: RunFacts) -> bytes:
     """Return a run's file. ValueError for one that no reader would take."""
     _insist(_run_problem(run))
-    body = _RunBody(
-        version=VERSION, run=run.run, name=run.name, fingerprint=run.fingerprint, created=run.created
-    )
+    body = _RunBody(version=VERSION, run=run.run, name=run.name, fingerprint=run.fingerprint, created=run.created)
     return seal(msgspec.json.encode(body))
 
 

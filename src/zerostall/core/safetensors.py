@@ -101,9 +101,7 @@ def header_nbytes(prefix: bytes, nbytes: int) -> int:
         raise CorruptError(f"a safetensors file begins with 8 bytes, this one has {min(len(prefix), nbytes)}")
     length = int.from_bytes(prefix[:8], "little")
     if length > MAX_HEADER:
-        raise FormatError(
-            f"a header of {length} bytes: more than {MAX_HEADER}, so this is no safetensors file"
-        )
+        raise FormatError(f"a header of {length} bytes: more than {MAX_HEADER}, so this is no safetensors file")
     if 8 + length > nbytes:
         raise CorruptError(f"the header ends at byte {8 + length}, the file at {nbytes}")
     return 8 + length

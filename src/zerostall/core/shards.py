@@ -188,7 +188,5 @@ def _view_problem(view: View, base: Shard | Entry | None) -> str:
 
 
 def _short(sizes: Sequence[int]) -> str:
-    text = ", ".join(
-        str(size) if isinstance(size, int) and size.bit_length() < 64 else "huge" for size in sizes[:8]
-    )
+    text = ", ".join(str(size) if isinstance(size, int) and size.bit_length() < 64 else "huge" for size in sizes[:8])
     return f"({text}{', ...' if len(sizes) > 8 else ''})"

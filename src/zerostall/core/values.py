@@ -103,9 +103,7 @@ def decode(document: Document | bytes, tensor: Callable[[str], object]) -> objec
     return _lift(json, 0, tensor)
 
 
-def register(
-    kind: type[_Value], tag: str, write: Callable[[_Value], object], read: Callable[[object], _Value]
-) -> None:
+def register(kind: type[_Value], tag: str, write: Callable[[_Value], object], read: Callable[[object], _Value]) -> None:
     """Teach this process to store values of exactly this type.
 
     Args:

@@ -1,0 +1,71 @@
+"""In which order a restore tries the copies there are: a pure decision, with a reason for each copy left
+out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+TIERS = ("frozen", "peer", "host", "replica", "disk", "remote")
+"""The tiers, nearest first."""
+
+_NEARNESS = {tier: index for index, tier in enumerate(TIERS)}
+
+
+class Copy(msgspec.Struct, frozen=True):
+    """One step in one tier.
+
+    Attributes:
+        tier: one of TIERS.
+        clean: every rank's image is sealed there, and no check has failed.
+        reason: why it is not clean.
+    """
+
+    step: int
+    tier: str
+    clean: bool = True
+    reason: str = ""
+
+    @property
+    def label(self) -> str:
+        """Return what messages call it."""
+        return f"step {self.step} in {self.tier}"
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What to try.
+
+    Attributes:
+        ordered: clean copies, the first to try in front.
+        left_out: label and reason of each copy that would have had a place in there, were it clean; same
+            order.
+    """
+
+    ordered: tuple[Copy, ...]
+    left_out: tuple[tuple[str, str], ...]
+
+
+def order(copies: Iterable[Copy], step: int | None = None) -> Order:
+    """Order copies for a restore: the newest step first, and of a step the nearest tier first.
+
+    A `step` that is asked for is the only one: an explicit restore never gives another. Copies of other steps
+    then count as if they were not there. ValueError for a tier that does not exist.
+    """
+    wanted = [copy for copy in copies if _nearness(copy) >= 0 and step in (None, copy.step)]
+    wanted.sort(key=lambda copy: (-copy.step, _nearness(copy)))
+    return Order(
+        tuple(copy for copy in wanted if copy.clean),
+        tuple((copy.label, copy.reason or "not clean") for copy in wanted if not copy.clean),
+    )
+
+
+def _nearness(copy: Copy) -> int:
+    index = _NEARNESS.get(copy.tier)
+    if index is None:
+        raise ValueError(f"there is no tier {copy.tier!r}, only {', '.join(TIERS)}")
+    return index

@@ -1,0 +1,226 @@
+"""Which stored tensor goes where: names, shapes and types compared in full before a byte is written."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from zerostall.core import names
+from zerostall.errors import MismatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+Facts: TypeAlias = tuple[str, tuple[int, ...]]
+"""Type (torch's name) and shape of a tensor."""
+
+_LISTED = 20
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """Which names a restore is about, and what they are called in the snapshot. Made by `select`.
+
+    Attributes:
+        only: patterns of names to take; None for all.
+        never: patterns of names to leave, whatever `only` says.
+        rename: pattern and replacement, applied one after the other.
+    """
+
+    only: tuple[re.Pattern[str], ...] | None = None
+    never: tuple[re.Pattern[str], ...] = ()
+    rename: tuple[tuple[re.Pattern[str], str], ...] = ()
+
+    def takes(self, name: str) -> bool:
+        """Return whether this name of the target is asked for."""
+        wanted = self.only is None or any(pattern.fullmatch(name) for pattern in self.only)
+        return wanted and not any(pattern.fullmatch(name) for pattern in self.never)
+
+    def stored_name(self, name: str) -> str:
+        """Return what a name of the target is called in the snapshot."""
+        for pattern, replacement in self.rename:
+            name = pattern.sub(replacement, name)
+        return name
+
+
+class Match(msgspec.Struct, frozen=True):
+    """What fits and what does not.
+
+    Attributes:
+        pairs: (stored name, wanted name), in the order of the wanted ones. One stored tensor may fill
+            several.
+        missing: names wanted and not stored.
+        unexpected: names stored and not wanted.
+        different: wanted name -> what differs, in words. Never tolerated: `only` can leave such a tensor out.
+        renamed: wanted name -> under what name it was looked for, where that is another.
+        strict: whether missing and unexpected names are an error.
+        hint: what may help.
+    """
+
+    pairs: tuple[tuple[str, str], ...]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    different: dict[str, str]
+    renamed: dict[str, str]
+    strict: bool
+    hint: str
+
+
+def select(only: str | Iterable[str] | None = None, rename: Mapping[str, str] | None = None) -> Selection:
+    """Read what a user asked for.
+
+    Args:
+        only: globs of names in the target: `*` is any text, dots too, `?` one character, all else itself
+            (also
+            brackets, which names are full of). One that begins with `!` leaves out what the others take.
+        rename: regular expression -> replacement, as in `re.sub`: makes of a name in the target the stored
+            one.
+
+    ValueError for an expression that cannot be read, or an empty `only`.
+    """
+    globs = [only] if isinstance(only, str) else None if only is None else list(only)
+    if globs is not None and not globs:
+        raise ValueError("only=[] would restore nothing")
+    never = [_glob(glob[1:]) for glob in globs or () if glob.startswith("!")]
+    wanted = [_glob(glob) for glob in globs or () if not glob.startswith("!")]
+    return Selection(tuple(wanted) or None, tuple(never), tuple(_rule(*rule) for rule in (rename or {}).items()))
+
+
+def match(
+    stored: Mapping[str, Facts],
+    wanted: Mapping[str, Facts],
+    *,
+    only: str | Iterable[str] | None = None,
+    rename: Mapping[str, str] | None = None,
+    strict: bool = True,
+    prefixes: bool = False,
+) -> Match:
+    """Compare what is stored with what is wanted.
+
+    Args:
+        stored: name -> type and shape in the snapshot.
+        wanted: the same of the target.
+        only, rename: as in `select`. With `only`, stored names count as unexpected if it takes them.
+        strict: see Match; written into the result for `raise_for`.
+        prefixes: names that do not match as they are may match without the parts that wrappers add
+            (`names.strip_wrappers`), on either side, where that is unambiguous.
+
+    ValueError where a glob of `only` or an expression of `rename` fits no wanted name: it would be a slip.
+    """
+    selection = select(only, rename)
+    _insist_on_use(selection, wanted)
+    chosen = {name: selection.stored_name(name) for name in wanted if selection.takes(name)}
+    if not chosen and only is not None:
+        raise ValueError("only= leaves nothing to restore")
+    found = {name: target for name, target in chosen.items() if target in stored}
+    used = set(found.values())
+    bare = _unwrapped(stored, chosen, used)
+    if prefixes:
+        found |= bare
+        used |= set(bare.values())
+    pairs = tuple((found[name], name) for name in chosen if name in found)
+    different = {name: text for target, name in pairs if (text := _difference(stored[target], wanted[name]))}
+    return Match(
+        pairs=pairs,
+        missing=tuple(name for name in chosen if name not in found),
+        unexpected=tuple(name for name in stored if name not in used and selection.takes(name)),
+        different=different,
+        renamed={name: target for name, target in chosen.items() if target != name},
+        strict=strict,
+        hint=_hint(different, bool(bare) and not prefixes),
+    )
+
+
+def raise_for(match: Match, *, what: str = "the snapshot") -> None:
+    """Raise MismatchError where a match may not be restored; it names the first 20 of each kind, and holds
+    all.
+
+    `what` is what the message calls the stored side.
+    """
+    if not match.different and not (match.strict and (match.missing or match.unexpected)):
+        return
+    missing = [_sought(match, name) for name in match.missing]
+    different = [f"{name}: {text}" for name, text in match.different.items()]
+    counts = f"{len(missing)} missing, {len(match.unexpected)} unexpected, {len(different)} different"
+    lines = [
+        f"{what} does not fit: {counts}",
+        *_listed("missing (asked for, not stored)", missing),
+        *_listed("unexpected (stored, not asked for)", match.unexpected),
+        *_listed("different", different),
+    ]
+    raise MismatchError(
+        "\n".join(lines),
+        missing=match.missing,
+        unexpected=match.unexpected,
+        different=match.different,
+        hint=match.hint,
+    )
+
+
+def _glob(glob: str) -> re.Pattern[str]:
+    parts = re.split(r"([*?])", re.sub(r"\*+", "*", glob))
+    return re.compile("".join({"*": ".*", "?": "."}.get(part) or re.escape(part) for part in parts), re.DOTALL)
+
+
+def _rule(pattern: str, replacement: str) -> tuple[re.Pattern[str], str]:
+    try:
+        compiled = re.compile(pattern)
+        # What is wrong with a replacement shows only in use: here, on empty groups of the same names.
+        named = {index: name for name, index in compiled.groupindex.items()}
+        groups = [f"(?P<{named[at]}>)" if at in named else "()" for at in range(1, compiled.groups + 1)]
+        re.sub("".join(groups), replacement, "")
+    except (re.error, IndexError) as error:
+        raise ValueError(f"rename {pattern!r} to {replacement!r}: {error}") from None
+    return compiled, replacement
+
+
+def _insist_on_use(selection: Selection, wanted: Iterable[str]) -> None:
+    names_left = list(wanted)
+    for pattern in (*(selection.only or ()), *selection.never):
+        if not any(pattern.fullmatch(name) for name in names_left):
+            raise ValueError(f"only= has a pattern that no name fits (as an expression: {pattern.pattern})")
+    for pattern, replacement in selection.rename:
+        if not any(pattern.search(name) for name in names_left):
+            raise ValueError(f"rename= has an expression that is found in no name: {pattern.pattern}")
+        names_left = [pattern.sub(replacement, name) for name in names_left]
+
+
+def _unwrapped(stored: Mapping[str, Facts], chosen: Mapping[str, str], used: set[str]) -> dict[str, str]:
+    """Wanted -> stored name for what matches only without the names of wrappers."""
+    missing = [(name, target) for name, target in chosen.items() if target not in stored]
+    if not missing:
+        return {}
+    bare: dict[str, list[str]] = {}
+    for name in stored:
+        if name not in used:
+            bare.setdefault(names.strip_wrappers(name), []).append(name)
+    return {name: same[0] for name, target in missing if len(same := bare.get(names.strip_wrappers(target), [])) == 1}
+
+
+def _difference(stored: Facts, wanted: Facts) -> str:
+    words = []
+    if stored[1] != wanted[1]:
+        words.append(f"shape {tuple(stored[1])} stored, {tuple(wanted[1])} asked for")
+    if stored[0] != wanted[0]:
+        words.append(f"type {stored[0]} stored, {wanted[0]} asked for")
+    return "; ".join(words)
+
+
+def _hint(different: Mapping[str, str], wrapped: bool) -> str:
+    if wrapped:
+        return "names differ by what a wrapper of the module adds: prefixes=True takes them as the same"
+    if different:
+        return "leave tensors out with only=['*', '!name'], or make the target as the stored state is"
+    return "map names with rename=, choose some with only=, or accept what is there with strict=False"
+
+
+def _sought(match: Match, name: str) -> str:
+    return f"{name} (looked for as {match.renamed[name]})" if name in match.renamed else name
+
+
+def _listed(title: str, items: Sequence[str]) -> list[str]:
+    if not items:
+        return []
+    more = [f"    and {len(items) - _LISTED} more"] if len(items) > _LISTED else []
+    return [f"  {title}:", *(f"    {item}" for item in items[:_LISTED]), *more]
