@@ -1,0 +1,116 @@
+"""`zerostall agent`: the process that keeps snapshots in memory, one a node and user."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from zerostall.cli.output import Json, console, emit_json, emit_table, size, steps
+from zerostall.config import runtime_dir
+from zerostall.errors import AgentError
+from zerostall.wire import messages as m
+from zerostall.wire import rendezvous
+from zerostall.wire.channel import Channel, ClosedError
+
+ANSWER_SECONDS = 10.0
+
+app = typer.Typer(no_args_is_help=True, help="The process that keeps snapshots in memory; it starts by itself.")
+
+
+@app.command()
+def start(json: Json = False) -> None:
+    """Start the agent, unless it runs already."""
+    channel = rendezvous.connect_or_start(runtime_dir())
+    report = ask_status(channel)
+    channel.close()
+    if json:
+        emit_json(report)
+    else:
+        console().print(f"agent {report.pid} serves {runtime_dir()}")
+
+
+@app.command()
+def status(json: Json = False) -> None:
+    """What the agent holds; exit status 1 when none runs."""
+    channel = rendezvous.connect(runtime_dir())
+    if channel is None:
+        if json:
+            emit_json({"running": False, "runtime_dir": str(runtime_dir())})
+        else:
+            console().print(f"no agent runs in {runtime_dir()}; training starts one by itself")
+        raise typer.Exit(1)
+    report = ask_status(channel)
+    channel.close()
+    if json:
+        emit_json({"running": True, "runtime_dir": str(runtime_dir()), **msgspec.to_builtins(report)})
+        return
+    console().print(
+        f"agent {report.pid}, version {report.version}, up {report.uptime:.0f} s in {runtime_dir()}: "
+        f"{size(report.host_bytes)} of {size(report.host_budget)} lent"
+    )
+    rows = [
+        (
+            rank.where,
+            f"{rank.rank} of {rank.world}",
+            str(rank.trainer_pid or "–"),
+            size(rank.segment_bytes),
+            steps(rank.host_steps),
+            steps(rank.disk_steps),
+            "–" if rank.trickling is None else str(rank.trickling),
+            rank.last_error or "–",
+        )
+        for rank in report.ranks
+    ]
+    if rows:
+        columns = ("run", ">rank", ">trainer", ">memory", "in memory", "on disk", ">writing", "last error")
+        emit_table(columns, rows)
+
+
+@app.command()
+def stop(
+    force: Annotated[bool, typer.Option("--force", help="even while trainers are attached")] = False,
+    json: Json = False,
+) -> None:
+    """Stop the agent. What it holds in memory only is lost."""
+    channel = rendezvous.connect(runtime_dir())
+    if channel is not None:
+        _ask(channel, m.Stop(id=1, force=force))
+        _until_gone(channel)
+    if json:
+        emit_json({"stopped": channel is not None})
+    else:
+        console().print("stopped" if channel is not None else f"no agent runs in {runtime_dir()}")
+
+
+def ask_status(channel: Channel[m.FromAgent]) -> m.Report:
+    """The agent's report."""
+    report = _ask(channel, m.Status(id=1))
+    if not isinstance(report, m.Report):
+        raise AgentError(f"the agent answered {type(report).__name__} when asked for its status")
+    return report
+
+
+def _ask(channel: Channel[m.FromAgent], request: m.Status | m.Stop) -> m.FromAgent:
+    """Its answer to one request; a refusal is raised as what it was.
+
+    Raises:
+        AgentError: no answer within `ANSWER_SECONDS`.
+    """
+    channel.socket.settimeout(ANSWER_SECONDS)
+    channel.send(request)
+    while True:
+        for message, _ in channel.receive():
+            if isinstance(message, m.Refused):
+                raise message.error()
+            return message
+
+
+def _until_gone(channel: Channel[m.FromAgent]) -> None:
+    """Returns when the agent has closed the connection, as it does when it leaves."""
+    try:
+        while True:
+            channel.receive()
+    except ClosedError:
+        channel.close()
