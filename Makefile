@@ -74,12 +74,12 @@ lint: setup
 	@$(bin)/ruff format --check .
 	@$(bin)/lint-imports
 	@$(bin)/pyright --pythonpath $(bin)/python
-	@find native tests -name '*.[ch]pp' -o -name '*.c' | xargs --no-run-if-empty $(bin)/clang-format --dry-run -Werror
+	@find native tests -regex '.*[.]\(c\|h\|cpp\|hpp\)' | xargs --no-run-if-empty $(bin)/clang-format --dry-run -Werror
 
 format: setup
 	@$(bin)/ruff check --fix .
 	@$(bin)/ruff format .
-	@find native tests -name '*.[ch]pp' -o -name '*.c' | xargs --no-run-if-empty $(bin)/clang-format -i
+	@find native tests -regex '.*[.]\(c\|h\|cpp\|hpp\)' | xargs --no-run-if-empty $(bin)/clang-format -i
 
 clean:
 	rm -rf build dist $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache src/zerostall/_native*
