@@ -68,14 +68,15 @@ def prune(disk: DiskTier, keep: Keep, protected: frozenset[int]) -> tuple[int, .
     evicted: tuple[int, ...] = ()
     try:
         facts = [_facts(disk, step) for step in disk.steps()]
-        decision = retention.decide(facts, keep, protected)
+        rewound = [StepFacts(step, pinned=disk.pinned(step, rewound=True)) for step in disk.rewound()]
+        decision = retention.decide(facts, keep, protected, rewound=rewound)
+        for step in decision.forget:
+            log.info("%s: step %d, set aside, goes: %s", disk.where, step, decision.forget_reasons.get(step, ""))
+            disk.forget_rewound(step)
         for step in decision.evict:
             log.info("%s: step %d goes: %s", disk.where, step, decision.reasons.get(step, ""))
             disk.evict(step)
         evicted = decision.evict
-        if len(facts) - len(evicted) >= keep.last:
-            for step in disk.rewound():
-                disk.forget_rewound(step)
     except (OSError, ZerostallError) as error:
         log.warning("%s: old steps could not all be removed: %s", disk.where, error)
     return evicted

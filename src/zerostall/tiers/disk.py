@@ -160,8 +160,9 @@ class DiskTier:
         else:
             marker.unlink(missing_ok=True)
 
-    def pinned(self, step: int) -> bool:
-        return (self._folder(step) / names.PINNED).exists()
+    def pinned(self, step: int, *, rewound: bool = False) -> bool:
+        folder = self.where / names.rewound_folder(step) if rewound else self._folder(step)
+        return (folder / names.PINNED).exists()
 
     def set_aside(self, steps: Iterable[int]) -> list[int]:
         """Rename committed steps so that they count no longer: the run has left the past they belong to."""

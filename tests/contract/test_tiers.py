@@ -1,0 +1,143 @@
+"""One suite over all tiers: what each verb does in each state of a step (tiers/contract.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from images import HandMade, make_layout, manifest_of
+from zerostall import native
+from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, StepExistsError
+from zerostall.tiers.contract import Tier
+from zerostall.tiers.disk import DiskTier
+from zerostall.tiers.host import HostTier, stride_of
+
+SIZES = (3_000_000, 20_000_000, 17, 0)
+
+
+@pytest.fixture(scope="module")
+def layout():
+    return make_layout(*SIZES)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[native.Pool]:
+    pool = native.Pool("test", 2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(params=["host", "disk", "disk without O_DIRECT"])
+def tier(request: pytest.FixtureRequest, tmp_path: Path, pool: native.Pool, layout) -> Iterator[Tier]:
+    if request.param == "host":
+        segment = native.Segment("tier", stride_of(layout) * 3)
+        yield HostTier(layout, segment, 3, pool)
+        segment.close()
+    else:
+        yield DiskTier(tmp_path / "run", pool, direct=request.param == "disk")
+
+
+def get(tier: Tier, step: int, layout) -> bytes:
+    target = native.Segment("target", stride_of(layout))
+    try:
+        tier.get(step, 0, target.address)
+        return bytes(target.view(0, layout.nbytes))
+    finally:
+        target.close()
+
+
+def test_an_absent_step_is_not_there(tier: Tier, layout) -> None:
+    assert tier.steps() == []
+    for look in (lambda: tier.manifest(1), lambda: tier.open(1, 0), lambda: get(tier, 1, layout)):
+        with pytest.raises(SnapshotNotFoundError):
+            look()
+    tier.evict(1)
+
+
+def test_a_step_without_images_cannot_be_committed(tier: Tier, layout) -> None:
+    with pytest.raises(FormatError):
+        tier.commit(manifest_of(HandMade(layout, 1).record))
+
+
+def test_a_step_is_there_when_its_manifest_is(tier: Tier, layout) -> None:
+    made = HandMade(layout, 7)
+    tier.put(made.image)
+    assert tier.steps() == []
+    with pytest.raises(SnapshotNotFoundError):
+        tier.open(7, 0)
+    manifest = manifest_of(made.record)
+    tier.commit(manifest)
+    assert tier.steps() == [7]
+    assert tier.manifest(7) == manifest
+    stored = tier.open(7, 0)
+    assert (stored.layout, stored.record.checksums) == (layout, made.record.checksums)
+    assert get(tier, 7, layout) == made.bytes
+
+
+def test_steps_come_in_the_order_of_numbers(tier: Tier, layout) -> None:
+    for step in (9, 10, 100):
+        made = HandMade(layout, step)
+        tier.put(made.image)
+        tier.commit(manifest_of(made.record))
+    assert tier.steps() == [9, 10, 100]
+
+
+def test_an_unfinished_step_can_be_put_again(tier: Tier, layout) -> None:
+    first, second = HandMade(layout, 3, seed=1), HandMade(layout, 3, seed=2)
+    tier.put(first.image)
+    tier.put(second.image)
+    tier.commit(manifest_of(second.record))
+    assert get(tier, 3, layout) == second.bytes
+
+
+def test_a_committed_step_is_replaced_only_when_asked(tier: Tier, layout) -> None:
+    old, new = HandMade(layout, 3, seed=1), HandMade(layout, 3, seed=2)
+    tier.put(old.image)
+    tier.commit(manifest_of(old.record))
+    if isinstance(tier, DiskTier):
+        tier.put(new.image)
+        with pytest.raises(StepExistsError):
+            tier.commit(manifest_of(new.record))
+        assert get(tier, 3, layout) == old.bytes
+    else:
+        with pytest.raises(StepExistsError):
+            tier.commit(manifest_of(old.record))
+    tier.put(new.image)
+    tier.commit(manifest_of(new.record), replace=True)
+    assert tier.steps() == [3]
+    assert get(tier, 3, layout) == new.bytes
+
+
+def test_an_evicted_step_is_gone_and_may_come_again(tier: Tier, layout) -> None:
+    made = HandMade(layout, 3)
+    tier.put(made.image)
+    tier.commit(manifest_of(made.record))
+    tier.evict(3)
+    assert tier.steps() == []
+    with pytest.raises(SnapshotNotFoundError):
+        tier.open(3, 0)
+    tier.put(made.image)
+    tier.commit(manifest_of(made.record))
+    assert get(tier, 3, layout) == made.bytes
+
+
+def test_a_flipped_bit_is_found(tier: Tier, layout, tmp_path: Path) -> None:
+    made = HandMade(layout, 3)
+    tier.put(made.image)
+    tier.commit(manifest_of(made.record))
+    where = layout.nbytes - 5
+    if isinstance(tier, HostTier):
+        slot = tier.slots.at_step(3)
+        assert slot is not None
+        tier.segment.view(slot.index * tier.stride + where, 1)[0] ^= 0x40
+    else:
+        path = tmp_path / "run" / "step-000000000003" / "rank-00000.safetensors"
+        with path.open("r+b") as file:
+            file.seek(where)
+            byte = file.read(1)[0]
+            file.seek(where)
+            file.write(bytes([byte ^ 0x40]))
+    with pytest.raises(CorruptError, match="chunk"):
+        get(tier, 3, layout)

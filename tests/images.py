@@ -1,0 +1,60 @@
+"""Images made by hand: a layout, its bytes and its record, without torch."""
+
+from __future__ import annotations
+
+import random
+
+from zerostall import native
+from zerostall.core import checksum, layout, manifest, values
+from zerostall.core.layout import CHUNK, Layout, Shard
+from zerostall.core.manifest import Manifest, Record
+from zerostall.tiers.contract import Image
+
+RUN = "0123456789abcdef"
+
+
+def make_layout(*sizes: int) -> Layout:
+    """One uint8 tensor of each size."""
+    return layout.build(
+        Shard(f"model.t{index}", "uint8", (size,), (size,), (0,)) for index, size in enumerate(sizes)
+    )
+
+
+class HandMade:
+    """An image in memory of its own; keep it alive while the image is in use."""
+
+    def __init__(self, shape: Layout, step: int, *, rank: int = 0, world: int = 1, seed: int | None = None) -> None:
+        self.memory = native.Segment("hand-made", max(4096, -(-shape.nbytes // 4096) * 4096))
+        view = self.memory.view(0, shape.nbytes)
+        noise = random.Random(step if seed is None else seed).randbytes(shape.nbytes - len(shape.header))
+        view[:] = shape.header + noise
+        self.bytes = bytes(view)
+        self.record = record_of(shape, self.bytes, step, rank=rank, world=world)
+        self.image = Image(shape, self.record, self.memory.address)
+
+
+def record_of(shape: Layout, data: bytes, step: int, *, rank: int = 0, world: int = 1) -> Record:
+    sums = [native.crc32c(data[start : start + CHUNK]) for start in range(0, len(data), CHUNK)]
+    return Record(
+        run=RUN,
+        step=step,
+        rank=rank,
+        world=world,
+        layout=shape.digest,
+        nbytes=shape.nbytes,
+        chunk_bytes=CHUNK,
+        checksums=sums,
+        checksum=checksum.whole(sums, shape.nbytes, CHUNK),
+        values=values.encode({"step": step}, "values"),
+        created=1.0,
+    )
+
+
+def manifest_of(*records: Record) -> Manifest:
+    first = records[0]
+    return Manifest(
+        run=first.run,
+        step=first.step,
+        world=first.world,
+        ranks=tuple(manifest.facts(record, manifest.encode_record(record)) for record in records),
+    )
