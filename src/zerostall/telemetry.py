@@ -41,6 +41,7 @@ class Stats:
         call_seconds: duration of each `save` call, newest last, the last 10 000.
         guard_seconds: time each guard held the training thread, the last 10 000.
         agent_restarts: how often a new agent had to be found.
+        restored_from: tier of the last restore ("host", "disk"), "" while there was nothing to restore.
     """
 
     saves: int = 0
@@ -49,6 +50,7 @@ class Stats:
     failed: int = 0
     bytes_captured: int = 0
     agent_restarts: int = 0
+    restored_from: str = ""
     call_seconds: list[float] = field(default_factory=list)
     guard_seconds: list[float] = field(default_factory=list)
 

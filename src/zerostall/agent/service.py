@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import selectors
 import socket
@@ -11,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+import zerostall
 from zerostall import native
 from zerostall.agent.berth import Berth, Wish
 from zerostall.agent.client import Client
@@ -264,17 +264,9 @@ class Service:
         return m.Report(
             id=request,
             pid=os.getpid(),
-            version=importlib.metadata.version("zerostall") if _installed() else "source",
+            version=zerostall.__version__,
             uptime=time.monotonic() - self._started,
             host_bytes=self._budget.lent,
             host_budget=self._budget.limit,
             ranks=tuple(ranks),
         )
-
-
-def _installed() -> bool:
-    try:
-        importlib.metadata.version("zerostall")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True

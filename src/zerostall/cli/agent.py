@@ -26,7 +26,7 @@ def start(json: Json = False) -> None:
     report = ask_status(channel)
     channel.close()
     if json:
-        emit_json(report)
+        emit_json(_facts(report))
     else:
         console().print(f"agent {report.pid} serves {runtime_dir()}")
 
@@ -44,7 +44,7 @@ def status(json: Json = False) -> None:
     report = ask_status(channel)
     channel.close()
     if json:
-        emit_json({"running": True, "runtime_dir": str(runtime_dir()), **msgspec.to_builtins(report)})
+        emit_json(_facts(report))
         return
     console().print(
         f"agent {report.pid}, version {report.version}, up {report.uptime:.0f} s in {runtime_dir()}: "
@@ -82,6 +82,12 @@ def stop(
         emit_json({"stopped": channel is not None})
     else:
         console().print("stopped" if channel is not None else f"no agent runs in {runtime_dir()}")
+
+
+def _facts(report: m.Report) -> dict[str, object]:
+    """A report as a JSON document; what only the connection needs is left out."""
+    facts = {name: value for name, value in msgspec.to_builtins(report).items() if name not in ("id", "type")}
+    return {"running": True, "runtime_dir": str(runtime_dir()), **facts}
 
 
 def ask_status(channel: Channel[m.FromAgent]) -> m.Report:

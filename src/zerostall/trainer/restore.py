@@ -37,10 +37,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The step that was restored, None when nothing was there; and every step that was seen."""
+    """The step that was restored and its tier, None and "" when nothing was there; and every step that was seen."""
 
     step: int | None
     seen: frozenset[int]
+    tier: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def restore(link: Link, pool: native.Pool, state: State, request: Request, where
             with _mapped(link, copy) as mapped:
                 _verify(pool, mapped, label)
                 _put_back(pool, state, request, mapped, label)
-                return Outcome(copy.step, seen)
+                return Outcome(copy.step, seen, copy.tier)
         except MismatchError:
             raise
         except (CorruptError, SnapshotNotFoundError, OSError) as error:

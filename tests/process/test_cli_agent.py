@@ -1,0 +1,72 @@
+"""`zerostall agent` and `zerostall doctor`, as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from zerostall.cli.output import size, steps
+
+
+def zerostall(environment: dict[str, str], *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "zerostall.cli", *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_an_agent_is_started_once_shown_and_stopped(agent_environment: dict[str, str]) -> None:
+    none = zerostall(agent_environment, "agent", "status", "--json")
+    assert (none.returncode, json.loads(none.stdout)["running"]) == (1, False)
+
+    first = zerostall(agent_environment, "agent", "start", "--json")
+    second = zerostall(agent_environment, "agent", "start", "--json")
+    pid = json.loads(first.stdout)["pid"]
+    assert json.loads(second.stdout)["pid"] == pid
+    status = json.loads(zerostall(agent_environment, "agent", "status", "--json").stdout)
+    assert status["running"] and status["pid"] == pid and status["ranks"] == []
+    assert str(pid) in zerostall(agent_environment, "agent", "status").stdout
+
+    assert json.loads(zerostall(agent_environment, "agent", "stop", "--json").stdout) == {"stopped": True}
+    assert not Path(f"/proc/{pid}").exists()
+    assert json.loads(zerostall(agent_environment, "agent", "stop", "--json").stdout) == {"stopped": False}
+
+
+def test_an_agent_that_was_killed_leaves_nothing_in_the_way(agent_environment: dict[str, str]) -> None:
+    first = json.loads(zerostall(agent_environment, "agent", "start", "--json").stdout)["pid"]
+    os.kill(first, signal.SIGKILL)
+    second = json.loads(zerostall(agent_environment, "agent", "start", "--json").stdout)["pid"]
+    assert second != first
+
+
+def test_an_error_says_what_to_do(agent_environment: dict[str, str], tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o777)
+    shared.chmod(0o777)
+    done = zerostall({**agent_environment, "ZEROSTALL_RUNTIME_DIR": str(shared)}, "agent", "start")
+    assert done.returncode == 1
+    assert "can be entered by others" in done.stderr and "hint: chmod 700" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_doctor_finds_every_part(agent_environment: dict[str, str], tmp_path: Path) -> None:
+    done = zerostall(agent_environment, "doctor", tmp_path, "--json")
+    found = {finding["name"]: finding["verdict"] for finding in json.loads(done.stdout)}
+    assert done.returncode == 0, done.stdout
+    assert {"zerostall", "torch", "checksums", "shared memory", "memory", "agent", "disk", "direct I/O"} <= set(found)
+    assert "no" not in found.values()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_says_what_does_not_work(agent_environment: dict[str, str], tmp_path: Path) -> None:
+    done = zerostall(agent_environment, "doctor", tmp_path / "nowhere", "--json")
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)}
+    assert done.returncode == 1
+    assert found["disk"]["verdict"] == "no" and "nowhere" in found["disk"]["detail"]
+
+
+def test_sizes_and_steps_in_words() -> None:
+    assert [size(n) for n in (0, 1023, 1024, 3 << 30)] == ["0 B", "1023 B", "1.00 KiB", "3.00 GiB"]
+    assert [steps(n) for n in ((), (1,), (9, 2, 4, 7))] == ["–", "1", "4, 7, 9 (4 in all)"]
