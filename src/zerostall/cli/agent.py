@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+import time
 from typing import Annotated
 
 import msgspec
@@ -114,9 +118,23 @@ def _ask(channel: Channel[m.FromAgent], request: m.Status | m.Stop) -> m.FromAge
 
 
 def _until_gone(channel: Channel[m.FromAgent]) -> None:
-    """Returns when the agent has closed the connection, as it does when it leaves."""
-    try:
+    """Returns when the agent has ended and its lock is free, so that a new one could start at once.
+
+    Raises:
+        AgentError: it did not end within `ANSWER_SECONDS`.
+    """
+    with contextlib.suppress(ClosedError):
         while True:
             channel.receive()
-    except ClosedError:
-        channel.close()
+    channel.close()
+    deadline = time.monotonic() + ANSWER_SECONDS
+    fd = os.open(runtime_dir() / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while time.monotonic() < deadline:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            time.sleep(0.01)
+    finally:
+        os.close(fd)
+    raise AgentError(f"the agent in {runtime_dir()} was told to stop and has not ended", hint="see its agent.log")
