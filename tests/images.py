@@ -33,10 +33,12 @@ class HandMade:
         self.image = Image(shape, self.record, self.memory.address)
 
 
-def record_of(shape: Layout, data: bytes, step: int, *, rank: int = 0, world: int = 1) -> Record:
+def record_of(
+    shape: Layout, data: bytes, step: int, *, rank: int = 0, world: int = 1, run: str = RUN
+) -> Record:
     sums = [native.crc32c(data[start : start + CHUNK]) for start in range(0, len(data), CHUNK)]
     return Record(
-        run=RUN,
+        run=run,
         step=step,
         rank=rank,
         world=world,

@@ -23,6 +23,7 @@ from zerostall.wire.channel import Channel, ClosedError, drop
 from zerostall.wire.rendezvous import connect_or_start
 
 ANSWER_SECONDS = 600.0
+_GREETINGS = 6
 
 _links: weakref.WeakSet[Link] = weakref.WeakSet()
 
@@ -136,15 +137,25 @@ class Link:
     # ---------------------------------------------------------------------------------------------- the thread
 
     def _greet(self) -> tuple[Channel[m.FromAgent], m.Welcome]:
-        """Connect and say hello. Only while nobody else uses the channel."""
-        channel = connect_or_start(self._folder)
-        try:
-            welcome = _exchange(channel, self._hello)
-        except BaseException:
-            channel.close()
-            raise
-        assert isinstance(welcome, m.Welcome)
-        return channel, welcome
+        """Connect and say hello. Only while nobody else uses the channel.
+
+        An agent that is just leaving may take a connection and drop it: then there is another to be had.
+        """
+        for attempt in range(_GREETINGS):
+            channel = connect_or_start(self._folder)
+            try:
+                welcome = _exchange(channel, self._hello)
+                assert isinstance(welcome, m.Welcome)
+                return channel, welcome
+            except ClosedError:
+                channel.close()
+                if attempt == _GREETINGS - 1:
+                    raise
+                time.sleep(0.05 * 2**attempt)
+            except BaseException:
+                channel.close()
+                raise
+        raise AssertionError("unreachable")
 
     def _listen(self) -> None:
         while not self._closed:

@@ -1,0 +1,387 @@
+"""The agent as a process: seals, trickles, survives its trainer, hands over, reclaims, leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from images import HandMade, make_layout, record_of
+from zerostall import native
+from zerostall.core import layout as layouts
+from zerostall.core import manifest as manifests
+from zerostall.errors import CapacityError, RunBusyError, RunMismatchError, StorageError, ZerostallError
+from zerostall.tiers.disk import DiskTier
+from zerostall.wire import messages as m
+from zerostall.wire import rendezvous
+from zerostall.wire.channel import Channel, ClosedError
+
+LAYOUT = make_layout(3_000_000, 1001)
+RULES = m.Rules(keep_last=3)
+
+
+_open: list[Channel[m.FromAgent]] = []
+
+
+class HandTrainer:
+    """A trainer without torch: it says hello, borrows memory, and seals images made by hand."""
+
+    def __init__(self, folder: Path, where: Path, **hello: object) -> None:
+        self.channel = rendezvous.connect_or_start(folder)
+        _open.append(self.channel)
+        self.channel.socket.settimeout(30)
+        self.events: list[m.Message] = []
+        fields = {"rank": 0, "world": 1, "rules": RULES, **hello}
+        self.welcome = self.ask(m.Hello(id=1, protocol=m.PROTOCOL, pid=os.getpid(), where=str(where), **fields))
+        self.segment: native.Segment | None = None
+
+    def ask(self, request: m.Message, *fds: int):
+        answer, received = self.ask_for_memory(request, *fds)
+        for fd in received:
+            os.close(fd)
+        return answer
+
+    def ask_for_memory(self, request, *fds: int):
+        self.channel.send(request, *fds)
+        while True:
+            for index, (message, received) in enumerate(self._receive()):
+                if getattr(message, "id", None) == request.id:
+                    if isinstance(message, m.Refused):
+                        raise message.error()
+                    return message, received
+
+    def _receive(self):
+        answers = []
+        for message, fds in self.channel.receive():
+            if getattr(message, "id", None) is None:
+                self.events.append(message)
+            else:
+                answers.append((message, fds))
+        return answers
+
+    def lease(self, layout=LAYOUT, slots: int = 3) -> None:
+        self.events.clear()
+        leased, fds = self.ask_for_memory(m.Lease(id=2, layout=layouts.encode(layout), slots=slots))
+        self.segment = native.Segment.attach(fds[0], leased.nbytes)
+        os.close(fds[0])
+        self.stride = leased.stride
+
+    def hear(self, kind: type[m.Message], **fields: object):
+        """The next event of a kind; earlier ones of other kinds are dropped."""
+        while True:
+            for event in list(self.events):
+                self.events.remove(event)
+                if isinstance(event, kind) and all(getattr(event, k) == v for k, v in fields.items()):
+                    return event
+            self._receive()
+
+    def seal(self, step: int, layout=LAYOUT, **wish: object) -> HandMade:
+        slot = self.hear(m.Granted).slot
+        made = HandMade(layout, step)
+        assert self.segment is not None
+        self.segment.view(slot * self.stride, layout.nbytes)[:] = made.bytes
+        run = self.welcome.run_id
+        record = manifests.encode_record(record_of(layout, made.bytes, step, run=run))
+        self.channel.send(m.Sealed(slot=slot, record=record, **wish))
+        return made
+
+    def fetch(self, step: int, tier: str, layout=LAYOUT) -> bytes:
+        fetched, fds = self.ask_for_memory(m.Fetch(id=5, step=step, tier=tier))
+        segment = native.Segment.attach(fds[0], fetched.nbytes)
+        os.close(fds[0])
+        data = bytes(segment.view(fetched.offset, layout.nbytes))
+        segment.close()
+        self.ask(m.Release(id=6))
+        return data
+
+    def copies(self) -> set[tuple[int, str, bool]]:
+        return {(c.step, c.tier, c.clean) for c in self.ask(m.Find(id=4)).copies}
+
+    def leave(self) -> None:
+        self.channel.close()
+
+
+@pytest.fixture(autouse=True)
+def close_channels() -> Iterator[None]:
+    yield
+    while _open:
+        _open.pop().close()
+
+
+def visit(folder: Path) -> Channel[m.FromAgent] | None:
+    """A bare connection, when an agent listens."""
+    channel = rendezvous.connect(folder)
+    if channel is not None:
+        channel.socket.settimeout(30)
+        _open.append(channel)
+    return channel
+
+
+@pytest.fixture
+def folder(agent_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The runtime folder of an agent of this test's own."""
+    for name in ("ZEROSTALL_RUNTIME_DIR", "ZEROSTALL_AGENT_IDLE"):
+        monkeypatch.setenv(name, agent_environment[name])
+    yield Path(agent_environment["ZEROSTALL_RUNTIME_DIR"])
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def agent_pid(folder: Path) -> int:
+    channel = visit(folder)
+    assert channel is not None
+    channel.send(m.Status(id=1))
+    (report, _), *_ = channel.receive()
+    channel.close()
+    return report.pid
+
+
+def kill_agent(folder: Path) -> None:
+    pid = agent_pid(folder)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def wait_until(condition, seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+def test_a_sealed_image_is_clean_in_host_memory_and_soon_on_disk(folder: Path, where: Path) -> None:
+    trainer = HandTrainer(folder, where)
+    trainer.lease()
+    made = trainer.seal(5)
+    trainer.hear(m.Reached, step=5, tier="host")
+    trainer.hear(m.Reached, step=5, tier="disk")
+    assert trainer.copies() == {(5, "host", True), (5, "disk", True)}
+    assert trainer.fetch(5, "host") == made.bytes
+    assert trainer.fetch(5, "disk") == made.bytes
+
+
+def test_the_next_trainer_finds_the_image_of_a_dead_one(folder: Path, where: Path) -> None:
+    first = HandTrainer(folder, where)
+    first.lease()
+    made = first.seal(5)
+    first.hear(m.Reached, step=5, tier="host")
+    first.leave()
+    second = HandTrainer(folder, where)
+    assert second.welcome.steps == (5,)
+    assert second.fetch(5, "host") == made.bytes
+    second.lease()
+    second.seal(6)
+    second.hear(m.Reached, step=6, tier="host")
+    assert second.fetch(5, "host") == made.bytes  # the step before is still whole
+
+
+def test_a_capture_that_was_never_sealed_is_nobodys(folder: Path, where: Path) -> None:
+    first = HandTrainer(folder, where)
+    first.lease()
+    slot = first.hear(m.Granted).slot
+    assert first.segment is not None
+    first.segment.view(slot * first.stride, 100)[:] = b"x" * 100
+    first.leave()
+    second = HandTrainer(folder, where)
+    assert (second.welcome.steps, second.copies()) == ((), set())
+
+
+def test_two_trainers_on_one_run_are_told_apart(folder: Path, where: Path) -> None:
+    HandTrainer(folder, where)
+    with pytest.raises(RunBusyError, match=str(os.getpid())):
+        HandTrainer(folder, where)
+
+
+def test_two_agents_on_one_folder_are_told_apart(folder: Path, where: Path, tmp_path: Path) -> None:
+    from conftest import stop_agent
+
+    HandTrainer(folder, where)
+    other = tmp_path / "other agent"
+    try:
+        with pytest.raises(RunBusyError, match="another agent"):
+            HandTrainer(other, where)
+    finally:
+        stop_agent(other)
+
+
+def test_runs_and_ranks_live_side_by_side(folder: Path, tmp_path: Path) -> None:
+    """A step of two ranks is clean when both are sealed."""
+    zero = HandTrainer(folder, tmp_path / "two", rank=0, world=2)
+    one = HandTrainer(folder, tmp_path / "two", rank=1, world=2)
+    alone = HandTrainer(folder, tmp_path / "one")
+    for trainer in (zero, one, alone):
+        trainer.lease()
+    alone.seal(3)
+    alone.hear(m.Reached, step=3, tier="disk")
+    assert DiskTier(tmp_path / "two", native.Pool("test", 1)).steps() == []
+
+
+def test_a_named_run_keeps_its_folder(folder: Path, where: Path) -> None:
+    HandTrainer(folder, where, run="gpt").leave()
+    with pytest.raises(RunMismatchError, match=r"'gpt'.*'bert'"):
+        HandTrainer(folder, where, run="bert")
+    HandTrainer(folder, where, run="gpt").leave()
+    HandTrainer(folder, where).leave()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_at_once(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError, match="file"):
+        HandTrainer(folder, tmp_path / "file" / "run")
+
+
+def test_memory_over_the_budget_is_refused_with_numbers(
+    folder: Path, where: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZEROSTALL_HOST_BUDGET", "4M")
+    trainer = HandTrainer(folder, where)
+    with pytest.raises(CapacityError, match="4194304"):
+        trainer.lease()
+    trainer.lease(make_layout(1000))
+
+
+def test_memory_of_runs_without_a_trainer_is_taken_back(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZEROSTALL_HOST_BUDGET", "16M")
+    first = HandTrainer(folder, tmp_path / "first")
+    first.lease()
+    first.seal(1)
+    first.hear(m.Reached, step=1, tier="disk")
+    first.leave()
+    second = HandTrainer(folder, tmp_path / "second")
+    second.lease()
+    third = HandTrainer(folder, tmp_path / "third")
+    with pytest.raises(CapacityError):
+        third.lease()
+    again = HandTrainer(folder, tmp_path / "first")
+    assert again.copies() == {(1, "disk", True)}
+
+
+def test_a_hostile_message_costs_only_its_own_connection(folder: Path, where: Path) -> None:
+    good = HandTrainer(folder, where)
+    good.lease()
+    bad = visit(folder)
+    assert bad is not None
+    bad.socket.sendall(b"\xff" * 64)
+    with pytest.raises(ClosedError):
+        bad.receive()
+    for path in ("relative/path", "/x"):
+        tool = visit(folder)
+        assert tool is not None
+        tool.send(m.Hello(id=1, protocol=m.PROTOCOL, pid=1, where=path, rank=5, world=2, rules=RULES))
+        ((answer, _),) = tool.receive()
+        assert isinstance(answer, m.Refused)
+        tool.close()
+    good.seal(1)
+    good.hear(m.Reached, step=1, tier="disk")
+
+
+def test_the_agent_goes_away_when_idle(agent_environment: dict[str, str], where: Path, monkeypatch) -> None:
+    folder = Path(agent_environment["ZEROSTALL_RUNTIME_DIR"])
+    monkeypatch.setenv("ZEROSTALL_RUNTIME_DIR", str(folder))
+    monkeypatch.setenv("ZEROSTALL_AGENT_IDLE", "0.3")
+    trainer = HandTrainer(folder, where)
+    time.sleep(1.0)
+    assert visit(folder) is not None  # a trainer is attached: it stays
+    while _open:
+        _open.pop().close()
+    wait_until(lambda: not rendezvous.socket_path(folder).exists())
+    assert visit(folder) is None
+
+
+def test_an_agent_that_was_killed_is_replaced_and_its_folder_usable(folder: Path, where: Path) -> None:
+    first = HandTrainer(folder, where)
+    first.lease()
+    first.seal(1)
+    first.hear(m.Reached, step=1, tier="disk")
+    kill_agent(folder)
+    with pytest.raises(ClosedError):
+        while True:
+            first.channel.receive()
+    second = HandTrainer(folder, where)
+    assert second.copies() == {(1, "disk", True)}
+
+
+def test_a_new_agent_adopts_memory_with_what_it_holds(folder: Path, where: Path) -> None:
+    first = HandTrainer(folder, where)
+    first.lease()
+    made = first.seal(1)
+    first.hear(m.Reached, step=1, tier="disk")
+    kept = first.segment
+    assert kept is not None
+    kill_agent(folder)
+    second = HandTrainer(folder, where)
+    record = manifests.encode_record(record_of(LAYOUT, made.bytes, 1, run=second.welcome.run_id))
+    second.ask(
+        m.Adopt(
+            id=3,
+            layout=layouts.encode(LAYOUT),
+            slots=3,
+            images=(m.Image(slot=0, record=record),),
+            busy_slot=1,
+        ),
+        kept.fileno(),
+    )
+    assert second.copies() == {(1, "host", True), (1, "disk", True)}
+    assert second.fetch(1, "host") == made.bytes
+
+
+def test_steps_are_replaced_in_memory_when_the_disk_is_slow_and_said_so(folder: Path, where: Path) -> None:
+    trainer = HandTrainer(folder, where)
+    trainer.lease()
+    for step in range(1, 21):
+        trainer.seal(step)
+    reached = {e.step for e in trainer.events if isinstance(e, m.Reached) and e.tier == "disk"}
+    trainer.hear(m.Reached, step=20, tier="disk")
+    steps = DiskTier(where, native.Pool("test", 1)).steps()
+    assert steps[-1] == 20
+    assert len(steps) <= 4 and reached <= set(range(1, 21))
+
+
+def test_a_lossless_run_brings_every_step_to_disk(folder: Path, where: Path) -> None:
+    trainer = HandTrainer(folder, where, rules=m.Rules(keep_last=100, lossless=True))
+    trainer.lease()
+    for step in range(1, 13):
+        trainer.seal(step)
+    trainer.hear(m.Reached, step=12, tier="disk")
+    assert DiskTier(where, native.Pool("test", 1)).steps() == list(range(1, 13))
+
+
+def test_an_image_damaged_in_memory_never_gets_to_disk(folder: Path, where: Path) -> None:
+    trainer = HandTrainer(folder, where)
+    trainer.lease()
+    slot = trainer.hear(m.Granted).slot
+    made = HandMade(LAYOUT, 1)
+    assert trainer.segment is not None
+    trainer.segment.view(slot * trainer.stride, LAYOUT.nbytes)[:] = made.bytes
+    trainer.segment.view(slot * trainer.stride + LAYOUT.nbytes - 1, 1)[0] ^= 1
+    record = manifests.encode_record(record_of(LAYOUT, made.bytes, 1, run=trainer.welcome.run_id))
+    trainer.channel.send(m.Sealed(slot=slot, record=record))
+    failed = trainer.hear(m.Failed)
+    assert (failed.step, failed.kind) == (1, "CorruptError")
+    assert DiskTier(where, native.Pool("test", 1)).steps() == []
+
+
+def test_the_agent_never_imports_torch_or_numpy() -> None:
+    code = "import sys, zerostall.agent.__main__; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_nobody_else_may_enter_the_runtime_folder(folder: Path, where: Path) -> None:
+    HandTrainer(folder, where)
+    assert folder.stat().st_mode & 0o077 == 0
+    assert rendezvous.socket_path(folder).stat().st_mode & 0o077 == 0
+    folder.chmod(0o755)
+    with pytest.raises(ZerostallError, match="entered by others"):
+        rendezvous.private_folder(folder)
