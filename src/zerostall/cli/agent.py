@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import time
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -16,7 +15,7 @@ from zerostall.config import runtime_dir
 from zerostall.errors import AgentError
 from zerostall.wire import messages as m
 from zerostall.wire import rendezvous
-from zerostall.wire.channel import Channel, ClosedError
+from zerostall.wire.channel import Channel, ClosedError, peer
 
 ANSWER_SECONDS = 10.0
 
@@ -118,23 +117,27 @@ def _ask(channel: Channel[m.FromAgent], request: m.Status | m.Stop) -> m.FromAge
 
 
 def _until_gone(channel: Channel[m.FromAgent]) -> None:
-    """Returns when the agent has ended and its lock is free, so that a new one could start at once.
+    """Returns when the agent has ended, so that a new one could start at once.
 
     Raises:
         AgentError: it did not end within `ANSWER_SECONDS`.
     """
+    pid, _ = peer(channel.socket)
     with contextlib.suppress(ClosedError):
         while True:
             channel.receive()
     channel.close()
     deadline = time.monotonic() + ANSWER_SECONDS
-    fd = os.open(runtime_dir() / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    while time.monotonic() < deadline:
+        if _ended(pid):
+            return
+        time.sleep(0.01)
+    raise AgentError(f"agent {pid} was told to stop and has not ended", hint="see agent.log in its folder")
+
+
+def _ended(pid: int) -> bool:
+    """Whether a process is gone, or only waits for its parent to notice."""
     try:
-        while time.monotonic() < deadline:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            time.sleep(0.01)
-    finally:
-        os.close(fd)
-    raise AgentError(f"the agent in {runtime_dir()} was told to stop and has not ended", hint="see its agent.log")
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
