@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import os
 import shlex
 import statistics
@@ -20,7 +21,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 def percentile(samples: Sequence[float], share: float) -> float:
     """The smallest sample that at least `share` (0 to 1) of all samples do not exceed."""
     ordered = sorted(samples)
-    return ordered[min(len(ordered) - 1, max(0, -(-int(share * len(ordered) * 1e9) // 10**9) - 1))]
+    return ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)]
 
 
 def median(samples: Sequence[float]) -> float:
