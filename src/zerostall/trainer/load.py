@@ -1,0 +1,91 @@
+"""A stored state as new tensors on the CPU, with no objects to restore into."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from zerostall.core import names
+from zerostall.trainer import refs, tensors, writes
+from zerostall.trainer.aliasing import DISTINCT
+from zerostall.trainer.parts.optimizer_record import OptimizerRecord
+from zerostall.trainer.stored import StoredState
+
+if TYPE_CHECKING:
+    from zerostall.tiers.contract import Stored
+    from zerostall.trainer.stored import StoredPart
+
+
+def tree(stored: Stored, image: memoryview) -> dict[str, object]:
+    """Return what was saved, by root: containers as they were, a module or an optimizer as a dict.
+
+    Every tensor is new memory of its own, but tensors that shared memory share it again. A module is a flat dict of
+    tensors by path, an optimizer has "state" by parameter and "param_groups".
+    """
+    return _Loading(StoredState.read(stored), torch.frombuffer(image, dtype=torch.uint8)).roots()
+
+
+class _Loading:
+    def __init__(self, stored: StoredState, image: torch.Tensor) -> None:
+        self._stored = stored
+        self._image = image
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._resolver = refs.Resolver(self._tensor, self._nested)
+
+    def roots(self) -> dict[str, object]:
+        parts = self._stored.parts
+        return {name: self._part(part) for name, part in parts.items() if len(names.split(name)) == 1}
+
+    def _nested(self, name: str) -> object:
+        part = self._stored.parts.get(name)
+        return None if part is None else self._part(part)
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        made = self._tensors.get(name)
+        if made is None:
+            view = self._stored.views.get(name)
+            if view is not None:
+                made = writes.view_of(self._tensor(view.base), view)
+            else:
+                entry = self._stored.layout.entries[self._stored.entries[name]]
+                made = torch.empty(entry.shape, dtype=tensors.torch_dtype(entry.dtype))
+                if entry.nbytes:
+                    made.copy_(writes.read_view(self._stored, self._image, writes.entry_view(entry)))
+            self._tensors[name] = made
+        return made
+
+    def _part(self, part: StoredPart) -> object:
+        if part.kind == "module":
+            return self._module(part)
+        if part.kind == "optimizer":
+            return self._optimizer(part)
+        return refs.resolve(part.tree, self._resolver)
+
+    def _module(self, part: StoredPart) -> dict[str, object]:
+        """By path, as module.state_dict() names them; what a submodule said for itself stands at its path."""
+        start = len(part.name) + 1
+        inner = {name: nested for name, nested in self._stored.parts.items() if name.startswith(part.name + ".")}
+        theirs = {found for nested in inner.values() for found in refs.names_in(nested.tree)}
+        found: dict[str, object] = {
+            name[start:]: self._tensor(name)
+            for name in self._stored.below(part.name)
+            if name not in theirs and not name.endswith(DISTINCT)
+        }
+        return found | {name[start:]: self._part(nested) for name, nested in inner.items()}
+
+    def _optimizer(self, part: StoredPart) -> dict[str, object]:
+        record = OptimizerRecord.read(part)
+        state: dict[str, object] = {}
+        for label, slots in record.slots(self._stored, part).items():
+            flat = {key: self._tensor(name) for key, name in slots.tensors.items()}
+            values = refs.resolve(slots.values, self._resolver)
+            if isinstance(values, dict):
+                state[label] = {**flat, **cast("dict[str, object]", values)}
+            elif flat or values is not None:
+                state[label] = flat if values is None else values
+        groups = [
+            {"params": row.labels, **cast("dict[str, object]", refs.resolve(row.options, self._resolver))}
+            for row in record.groups
+        ]
+        return {"state": state, "param_groups": groups}

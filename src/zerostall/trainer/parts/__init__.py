@@ -1,0 +1,1 @@
+"""The kinds of objects a state is made of, one file each."""

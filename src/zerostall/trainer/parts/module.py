@@ -1,0 +1,178 @@
+"""Modules: their parameters and persistent buffers under canonical names, whatever they are wrapped in.
+
+Tensors are taken from the modules themselves and restored in place, for what is registered is the whole state of an
+ordinary module. A submodule that changes what `state_dict()` gives (an override, a hook) is asked through
+`state_dict()` and `load_state_dict()` instead, that submodule alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections import OrderedDict
+from typing import TYPE_CHECKING, ClassVar, cast
+
+import torch
+from torch import nn
+
+from zerostall.core import names
+from zerostall.trainer import tensors
+from zerostall.trainer.parts.stateful import StatefulPart
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zerostall.trainer.aim import Aim, Landing
+    from zerostall.trainer.refs import Ref
+    from zerostall.trainer.walk import Walk
+
+_log = logging.getLogger(__name__)
+_told: set[type] = set()
+
+# (module, class) of what is put around a module -> the attribute that holds it. By name: importing them is slow.
+_WRAPPERS: dict[tuple[str, str], str] = {
+    ("torch._dynamo.eval_frame", "OptimizedModule"): "_orig_mod",
+    ("torch.nn.parallel.distributed", "DistributedDataParallel"): "module",
+    ("torch.nn.parallel.data_parallel", "DataParallel"): "module",
+    (
+        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
+        "ActivationWrapper",
+    ): "_checkpoint_wrapped_module",
+}
+
+
+def wrapped_as(module: nn.Module) -> str | None:
+    """Return the attribute in which one of torch's wrappers holds its module, None for any other module.
+
+    Told by type: a real child called `module` is no wrapper's.
+    """
+    for kind in type(module).__mro__:
+        attribute = _WRAPPERS.get((kind.__module__, kind.__name__))
+        if attribute is not None:
+            return attribute
+    return None
+
+
+class ModulePart:
+    """A module and all below it."""
+
+    kind: ClassVar[str] = "module"
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self.name = name
+        self.module = module
+        self._composites: dict[str, Ref] = {}
+        self._own: list[str] = []
+        self._post_hooks: list[tuple[Callable[..., object], nn.Module]] = []
+        self._left_out: list[str] = []
+
+    def gather(self, walk: Walk) -> None:
+        self._composites.clear()
+        self._own.clear()
+        self._post_hooks.clear()
+        self._left_out.clear()
+        self._descend(walk, self.module, self.name, (), direct=True)
+
+    def _descend(self, walk: Walk, module: nn.Module, name: str, path: tuple[str, ...], *, direct: bool) -> None:
+        while (attribute := wrapped_as(module)) is not None:
+            # What the wrapper holds decides all the rest, so that is watched too.
+            walk.watched.append(cast("dict[object, object]", module._modules))
+            module = cast("nn.Module", module._modules[attribute])
+        if tensors.is_distributed(type(module)):
+            walk.refuse(name, f"is a {type(module).__name__}: distributed state is not supported yet")
+            return
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                walk.labels.setdefault(id(parameter), []).append((self.name, (*path, key)))
+        if direct:
+            special = changes_state_dict(module)
+            if special:
+                self._tell(module, special)
+                walk.add(module_through_state_dict(name, module))
+                direct = False
+            else:
+                self._take(walk, module, name)
+        for key, child in module._modules.items():
+            if child is not None:
+                self._descend(walk, child, names.child(name, key), (*path, key), direct=direct)
+
+    def _take(self, walk: Walk, module: nn.Module, name: str) -> None:
+        watched = walk.watched
+        for held in (module._parameters, module._buffers, module._modules):
+            watched.append(cast("dict[object, object]", held))
+        transient = module._non_persistent_buffers_set
+        for held in (module._parameters, module._buffers):
+            for key, tensor in held.items():
+                if tensor is None:
+                    continue
+                full = names.child(name, key)
+                if key in transient and held is module._buffers:
+                    if tensor.is_meta:
+                        self._left_out.append(full)
+                    continue
+                first = len(walk.leaves)
+                ref = walk.tensor(full, tensor)
+                self._own.extend(leaf.name for leaf in walk.leaves[first:])
+                if ref is not None and not tensors.is_plain(tensor):
+                    self._composites[full] = ref
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            walk.add(StatefulPart(names.child(name, "_extra_state"), module.get_extra_state, module.set_extra_state))
+        self._post_hooks.extend((hook, module) for hook in module._load_state_dict_post_hooks.values())
+
+    def _tell(self, module: nn.Module, why: str) -> None:
+        if type(module) not in _told:
+            _told.add(type(module))
+            _log.info("%s %s, so its state goes through its own state_dict()", type(module).__qualname__, why)
+
+    def values(self) -> object:
+        return {"composites": dict(self._composites)} if self._composites else {}
+
+    def aim(self, aim: Aim) -> None:
+        for name in self._own:
+            aim.want(name)
+        aim.composites(self, self._composites)
+        if self._left_out:
+            aim.warnings.append("still on the meta device, for they are never saved: " + ", ".join(self._left_out))
+
+    def accept(self, landing: Landing) -> None:
+        for hook, module in self._post_hooks:
+            hook(module, torch.nn.modules.module._IncompatibleKeys([], []))
+
+
+def changes_state_dict(module: nn.Module) -> str:
+    """Say in words what makes `state_dict()` of this module differ from what is registered, or return ''."""
+    kind = type(module)
+    if kind.state_dict is not nn.Module.state_dict:
+        return "overrides state_dict"
+    if kind._save_to_state_dict is not nn.Module._save_to_state_dict:
+        return "overrides _save_to_state_dict"
+    if any(_foreign(hook) for hook in module._state_dict_hooks.values()):
+        return "has state_dict hooks"
+    if any(_foreign(hook) for hook in module._state_dict_pre_hooks.values()):
+        return "has state_dict pre-hooks"
+    return ""
+
+
+def _foreign(hook: Callable[..., object]) -> bool:
+    # Hooks of torch's own wrappers only strip the prefixes that unwrap() knows of.
+    return not getattr(hook, "__module__", "").startswith("torch.distributed.algorithms._checkpoint.")
+
+
+def module_through_state_dict(name: str, module: nn.Module) -> StatefulPart:
+    """Return the part for a module that says itself what its state is."""
+    parameters = inspect.signature(module.state_dict).parameters.values()
+    # With keep_vars the very parameters come, not detached copies that are new objects at every look.
+    keeps = any(p.name == "keep_vars" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+
+    def get() -> object:
+        with torch.no_grad():
+            return dict(module.state_dict(keep_vars=True) if keeps else module.state_dict())
+
+    def put(tree: object) -> None:
+        state = OrderedDict(cast("dict[str, object]", tree))
+        current = module.state_dict()
+        if hasattr(current, "_metadata"):
+            state._metadata = current._metadata  # type: ignore[attr-defined]
+        module.load_state_dict(state)
+
+    return StatefulPart(name, get, put, kind="module state", dotted=True)

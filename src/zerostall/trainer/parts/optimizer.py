@@ -1,0 +1,276 @@
+"""torch optimizers: state by the names of parameters, options by group, whatever the order and the grouping.
+
+A tensor of the state is stored as `optimizer.<parameter's path>.exp_avg`. A parameter that is in no module has its
+place instead: `optimizer[0][3].exp_avg`. What the checkpoint has for a parameter is all that it has afterwards, as
+with torch's own `load_state_dict()`; parameters it does not know keep what they have, and are reported.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, cast
+
+import torch
+
+from zerostall.core import names
+from zerostall.trainer import tensors
+from zerostall.trainer.parts.optimizer_record import GroupRecord, OptimizerRecord, Slots
+from zerostall.trainer.parts.options import restore_options
+from zerostall.trainer.tree import LiveTree
+from zerostall.trainer.walk import OutdatedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from zerostall.trainer.aim import Aim, Landing
+    from zerostall.trainer.walk import Walk
+
+# A group's own: which parameters it has is the program's business.
+_NOT_OPTIONS = frozenset({"params", "param_names"})
+_PARAMETERS = frozenset({torch.Tensor, torch.nn.Parameter})
+_ATOMS = frozenset({int, float, bool, str, type(None)})
+
+
+def options_of(group: Mapping[str, object]) -> dict[str, object]:
+    """Return what a parameter group says but its parameters."""
+    return {key: value for key, value in group.items() if key not in _NOT_OPTIONS}
+
+
+def _is_flat(value: object) -> bool:
+    return type(value) in _ATOMS or (isinstance(value, torch.Tensor) and tensors.is_plain(value))
+
+
+class OptimizerPart:
+    """An optimizer whose class keeps torch's `state_dict()` and `load_state_dict()`."""
+
+    kind: ClassVar[str] = "optimizer"
+
+    def __init__(self, name: str, optimizer: torch.optim.Optimizer) -> None:
+        self.name = name
+        self.optimizer = optimizer
+        self._labels: dict[int, str] = {}
+        self._names: dict[int, list[tuple[str, tuple[str, ...]]]] = {}
+        self._lists: list[object] = []
+        self._groups: list[GroupRecord] = []
+        self._options: list[LiveTree] = []
+        self._atoms: list[tuple[str, dict[str, object], list[str]]] = []
+        self._trees: list[tuple[str, LiveTree, torch.Tensor]] = []
+        self._extra = LiveTree(f"{name}[-1]")
+        self._host: list[str] = []
+        self._plan: list[tuple[torch.Tensor, Slots]] = []
+        self._record: OptimizerRecord | None = None
+
+    # Saving -----------------------------------------------------------------------------------------------------
+
+    def gather(self, walk: Walk) -> None:
+        optimizer = self.optimizer
+        for held in (self._lists, self._groups, self._options, self._atoms, self._trees):
+            held.clear()
+        self._name_parameters(walk)
+        walk.guard(optimizer)
+        walk.watched.append(cast("list[object]", optimizer.param_groups))
+        walk.watched.append(cast("dict[object, object]", optimizer.state))
+        for number, group in enumerate(optimizer.param_groups):
+            params = group["params"]
+            self._lists.append(params)
+            walk.watched.append(params)
+            self._groups.append(self._group_record(params))
+            tree = LiveTree(names.child(self.name, number))
+            tree.gather(walk, options_of(group))
+            self._options.append(tree)
+        host: set[str] = set()
+        for param, state in optimizer.state.items():
+            if isinstance(param, torch.Tensor):
+                self._gather_state(walk, param, state, host)
+        self._host = sorted(host)
+        self._extra.gather(walk, self._extra_state())
+
+    def _name_parameters(self, walk: Walk) -> None:
+        """Give every parameter its label: its path within its module, or its place where it is in none."""
+        self._labels.clear()
+        self._names.clear()
+        owners: dict[str, set[int]] = {}
+        everything = [p for group in self.optimizer.param_groups for p in group["params"]]
+        everything += [p for p in self.optimizer.state if isinstance(p, torch.Tensor)]
+        for param in everything:
+            if tensors.is_distributed(type(param)):
+                walk.refuse(self.name, "holds a distributed parameter: distributed state is not supported yet")
+            self._names[id(param)] = walk.labels.get(id(param), [])
+            for _, path in self._names[id(param)][:1]:
+                owners.setdefault(names.join(path), set()).add(id(param))
+        for number, group in enumerate(self.optimizer.param_groups):
+            for index, param in enumerate(group["params"]):
+                self._labels.setdefault(id(param), f"[{number}][{index}]")
+        for key, found in self._names.items():
+            if found:
+                root, path = found[0]
+                bare = names.join(path)
+                # Two modules of one optimizer may use the same path: then the module's own name tells them apart.
+                self._labels[key] = bare if len(owners[bare]) == 1 else f"{root}.{bare}"
+            elif key not in self._labels:
+                walk.refuse(self.name, "has state for a tensor that is in no group and in no module")
+                self._labels[key] = f"[{len(self.optimizer.param_groups)}][{len(self._labels)}]"
+
+    def _group_record(self, params: list[torch.Tensor]) -> GroupRecord:
+        labels = [self._labels[id(param)] for param in params]
+        shapes = {
+            label: list(param.shape) for label, param in zip(labels, params, strict=True) if label.startswith("[")
+        }
+        return GroupRecord(labels, shapes, {})
+
+    def _path(self, label: str) -> str:
+        return self.name + label if label.startswith("[") else f"{self.name}.{label}"
+
+    def _gather_state(self, walk: Walk, param: torch.Tensor, state: object, host: set[str]) -> None:
+        label = self._labels[id(param)]
+        path = self._path(label)
+        first = len(walk.leaves)
+        if type(state) is dict and all(map(_is_flat, state.values())):
+            walk.watched.append(cast("dict[object, object]", state))
+            atoms: list[str] = []
+            for key, value in state.items():
+                if not isinstance(value, torch.Tensor):
+                    atoms.append(key)
+                    continue
+                walk.tensor(names.child(path, key), value)
+                if value.device.type == "cpu" and param.device.type != "cpu":
+                    host.add(key)
+            if atoms:
+                self._atoms.append((label, state, atoms))
+        else:
+            tree = LiveTree(path)
+            tree.gather(walk, state)
+            self._trees.append((label, tree, param))
+        walk.guarded.update(leaf.owner for leaf in walk.leaves[first:])
+
+    def _extra_state(self) -> dict[object, object]:
+        kinds = set(map(type, self.optimizer.state))
+        if kinds <= _PARAMETERS:
+            return {}
+        state = self.optimizer.state
+        return {key: value for key, value in state.items() if not isinstance(key, torch.Tensor)}
+
+    def values(self) -> object:
+        groups = self.optimizer.param_groups
+        if len(groups) != len(self._lists):
+            raise OutdatedError(self.name)
+        rows: list[object] = []
+        for group, params, tree, record in zip(groups, self._lists, self._options, self._groups, strict=True):
+            if group["params"] is not params:
+                raise OutdatedError(self.name)
+            options = tree.copy(options_of(group))
+            rows.append({"params": record.labels, "shapes": record.shapes, "options": options})
+        state: dict[str, object] = {label: {key: live[key] for key in keys} for label, live, keys in self._atoms}
+        for label, tree, param in self._trees:
+            state[label] = tree.copy(self.optimizer.state[param])
+        extra = self._extra.copy(self._extra_state())
+        return {"groups": rows, "state": state, "extra": extra, "host": self._host}
+
+    # Restoring --------------------------------------------------------------------------------------------------
+
+    def aim(self, aim: Aim) -> None:
+        self._plan = []
+        self._record = None
+        stored = aim.whole(self)
+        if stored is None:
+            return
+        record = OptimizerRecord.read(stored)
+        slots = record.slots(aim.stored, stored)
+        aim.leave(stored)
+        for found in slots.values():
+            aim.claimed.update(found.tensors.values())
+        taken: set[str] = set()
+        for group in self.optimizer.param_groups:
+            for param in group["params"]:
+                known = self._stored_label(aim, slots, param, stored.name)
+                path = self._path(self._labels[id(param)])
+                aim.want_value(path, stored=known is not None)
+                aim.want_value(path + ".", stored=True)
+                if known is not None:
+                    taken.add(known)
+                    if aim.takes_part(path):
+                        self._aim_parameter(aim, record, slots[known], param, group)
+        for label, found in slots.items():
+            if label not in taken:
+                path = stored.name + label if label.startswith("[") else f"{stored.name}.{label}"
+                aim.unexpected.extend(found.tensors.values() or [path])
+        if aim.takes_part(self.name):
+            self._record = record
+            for row in record.groups:
+                aim.tree(stored, row.options)
+            aim.tree(stored, record.extra)
+
+    def _aim_parameter(
+        self, aim: Aim, record: OptimizerRecord, found: Slots, param: torch.Tensor, group: Mapping[str, object]
+    ) -> None:
+        path = self._path(self._labels[id(param)])
+        shape = record.shape(found.label)
+        if shape is not None and shape != tuple(param.shape):
+            aim.differs(path, f"stored for a parameter of shape {shape}, this one has {tuple(param.shape)}")
+            return
+        why = tensors.problem(param)
+        if why is not None:
+            aim.differs(path, f"the parameter {why}")
+            return
+        live = self.optimizer.state.get(param, {})
+        live = live if isinstance(live, dict) else {}
+        options = record.options(found.label, group)
+        for key, name in found.tensors.items():
+            device = record.device(key, options, param)
+            slot = live.get(key)
+            fits = isinstance(slot, torch.Tensor) and tensors.is_plain(slot) and slot.device == device
+            aim.tensor(name, slot if fits else self._room(aim, name, param, device))
+        for name in found.nested:
+            aim.tensor(name, None, param.device)
+        self._plan.append((param, found))
+
+    def _room(self, aim: Aim, name: str, param: torch.Tensor, device: torch.device) -> torch.Tensor:
+        dtype = tensors.torch_dtype(aim.stored.dtype(name))
+        shape = aim.stored.shape(name)
+        if shape == tuple(param.shape) and device == param.device:
+            # As torch makes it: with the parameter's memory format.
+            return torch.empty_like(param.detach(), dtype=dtype, memory_format=torch.preserve_format)
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    def _stored_label(self, aim: Aim, slots: Mapping[str, Slots], param: torch.Tensor, stored_name: str) -> str | None:
+        """Find a parameter's label in the checkpoint: by any of its names, renamed, or without wrappers' prefixes."""
+        rename = aim.selection.stored_name
+        for root, path in self._names[id(param)]:
+            bare = names.join(path)
+            candidates = [bare, f"{root}.{bare}", rename(f"{root}.{bare}")]
+            outer = rename(root) + "."
+            if candidates[-1].startswith(outer):
+                candidates.append(candidates[-1][len(outer) :])
+            own = rename(f"{self.name}.{bare}")
+            if own.startswith(stored_name + "."):
+                candidates.append(own[len(stored_name) + 1 :])
+            if aim.prefixes:
+                candidates.append(names.strip_wrappers(bare, rooted=False))
+            for candidate in candidates:
+                if candidate in slots:
+                    return candidate
+        label = self._labels[id(param)]
+        return label if label in slots else None
+
+    def accept(self, landing: Landing) -> None:
+        state = self.optimizer.state
+        for param, found in self._plan:
+            fresh = found.state(landing)
+            if not fresh:
+                state.pop(param, None)
+                continue
+            live = state.get(param)
+            if type(live) is dict and type(fresh) is dict:
+                live.clear()
+                live.update(fresh)
+            else:
+                state[param] = fresh  # type: ignore[assignment]
+        if self._record is not None:
+            for key, value in cast("dict[object, object]", landing.resolve(self._record.extra)).items():
+                state[key] = value  # type: ignore[index]
+            labels = self._matched_labels(landing)
+            restore_options(self.optimizer, self._record.groups, labels, landing, self.name)
+        self._plan = []
+        self._record = None
+
+    def _matched_labels(self, landing: Landing) -> dict[int, str]:
+        return {id(param): found.label for param, found in self._plan}

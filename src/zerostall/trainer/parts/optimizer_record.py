@@ -1,0 +1,152 @@
+"""What is stored of an optimizer beside its tensors, and which stored tensors are whose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from zerostall.core import names
+from zerostall.errors import FormatError
+from zerostall.trainer.refs import names_in
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from zerostall.trainer.aim import Landing
+    from zerostall.trainer.stored import StoredPart, StoredState
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """A parameter group.
+
+    Attributes:
+        labels: of its parameters, in order.
+        shapes: label -> shape, of those parameters that only their place identifies.
+        options: learning rate and the like; tensors among them are refs.
+    """
+
+    labels: list[str]
+    shapes: dict[str, list[int]]
+    options: dict[str, object]
+
+
+@dataclass(slots=True)
+class Slots:
+    """The state of one parameter: tensors by key, and what of it is values or nests tensors.
+
+    `nested`: names of the tensors that `values` refers to.
+    """
+
+    label: str
+    tensors: dict[str, str] = field(default_factory=dict)
+    values: object = None
+    nested: list[str] = field(default_factory=list)
+
+    def state(self, landing: Landing) -> object:
+        """Return the state as the optimizer holds it."""
+        flat = {key: landing.holder(name) for key, name in self.tensors.items()}
+        if self.values is None:
+            return flat
+        values = landing.resolve(self.values)
+        return {**flat, **values} if isinstance(values, dict) else values
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerRecord:
+    """An optimizer's small values.
+
+    Attributes:
+        groups: its parameter groups.
+        state: label -> what of a parameter's state is no plain tensor directly in it.
+        extra: state under keys that are no parameters.
+        host: keys of state tensors that lay in host memory while their parameter did not.
+    """
+
+    groups: list[GroupRecord]
+    state: dict[str, object]
+    extra: dict[object, object]
+    host: frozenset[str]
+
+    @staticmethod
+    def read(stored: StoredPart) -> OptimizerRecord:
+        """Read what an OptimizerPart's values() wrote. FormatError for anything else."""
+        tree = _dict(stored, stored.tree)
+        groups: list[GroupRecord] = []
+        for item in _list(stored, tree.get("groups")):
+            row = _dict(stored, item)
+            labels = cast("list[str]", _list(stored, row.get("params")))
+            shapes = cast("dict[str, list[int]]", _dict(stored, row.get("shapes")))
+            options = cast("dict[str, object]", _dict(stored, row.get("options")))
+            groups.append(GroupRecord(labels, shapes, options))
+        state = cast("dict[str, object]", _dict(stored, tree.get("state")))
+        host = cast("list[str]", _list(stored, tree.get("host")))
+        return OptimizerRecord(groups, state, _dict(stored, tree.get("extra")), frozenset(host))
+
+    def labels(self) -> list[str]:
+        """Labels of all parameters known when this was saved, groups first."""
+        grouped = [label for group in self.groups for label in group.labels]
+        return list(dict.fromkeys([*grouped, *self.state]))
+
+    def shape(self, label: str) -> tuple[int, ...] | None:
+        """Shape of a parameter that only its place identifies."""
+        for group in self.groups:
+            if label in group.shapes:
+                return tuple(group.shapes[label])
+        return None
+
+    def options(self, label: str, group: Mapping[str, object]) -> Mapping[str, object]:
+        """Return the options that a parameter will have: those stored, else those of its group now."""
+        for row in self.groups:
+            if label in row.labels:
+                return {**group, **row.options}
+        return group
+
+    def slots(self, state: StoredState, stored: StoredPart) -> dict[str, Slots]:
+        """Find each parameter's state: its tensors are the names below `part.label`."""
+        slots = {label: Slots(label) for label in self.labels()}
+        for label, values in self.state.items():
+            slots[label].values = values
+            slots[label].nested.extend(names_in(values))
+        referred = set(names_in(stored.tree))
+        start = len(stored.name)
+        for name in state.below(stored.name):
+            if name in referred:
+                continue
+            label, key = _split(name[start:], slots)
+            if key is None:
+                raise FormatError(f"{name} is no state of any parameter that {stored.name} knows")
+            slots.setdefault(label, Slots(label)).tensors[key] = name
+        return slots
+
+    def device(self, key: str, group: Mapping[str, object], param: torch.Tensor) -> torch.device:
+        """Where torch would keep this state tensor: step counters in host memory, unless a kernel reads them."""
+        on_device = bool(group.get("capturable")) or bool(group.get("fused") and key == "step")
+        if not on_device and (key == "step" or key in self.host):
+            return torch.device("cpu")
+        return param.device
+
+
+def _split(rest: str, slots: Mapping[str, Slots]) -> tuple[str, str | None]:
+    """Split what stands behind an optimizer's name into a parameter's label and the key of its state."""
+    at = rest.rfind(".")
+    label = rest[:at].removeprefix(".")
+    if label in slots and rest[at - 1] != "\\":
+        return label, rest[at + 1 :]
+    path = names.split(rest.removeprefix("."))
+    key = path[-1]
+    return (names.join(path[:-1]), key) if len(path) > 1 and isinstance(key, str) else ("", None)
+
+
+def _dict(stored: StoredPart, value: object) -> dict[object, object]:
+    if type(value) is not dict:
+        raise FormatError(f"the values of {stored.name} are not those of an optimizer")
+    return value
+
+
+def _list(stored: StoredPart, value: object) -> list[object]:
+    if type(value) is not list:
+        raise FormatError(f"the values of {stored.name} are not those of an optimizer")
+    return value

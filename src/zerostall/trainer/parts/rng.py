@@ -1,0 +1,146 @@
+"""Random generators: those of the process (python, numpy, torch, CUDA), and objects the user hands over."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import random
+import struct
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from zerostall.trainer.refs import SmallTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy
+
+_log = logging.getLogger(__name__)
+_WORDS = 624
+_TWISTER_BYTES = 4 * _WORDS + 4  # numpy's MT19937 in memory: its words, then its position
+
+
+class _TwisterCache:
+    """numpy's global generator, read in full only when it has been used.
+
+    Reading it in full takes 20 us, comparing its memory a half. The memory does not hold the normal number that the
+    generator may have in stock, so the answer is kept only while there was none: making one moves the generator on.
+    """
+
+    def __init__(self) -> None:
+        self._generator: object = None
+        self._address = 0
+        self._memory = b""
+        self._state: object = None
+
+    def state(self) -> object:
+        numpy = sys.modules["numpy"]
+        generator = numpy.random.get_bit_generator()
+        if type(generator).__name__ != "MT19937":
+            return numpy.random.get_state(legacy=False)
+        if generator is not self._generator:
+            self._generator = generator
+            self._address = generator.ctypes.state_address
+            self._state = None
+        memory = ctypes.string_at(self._address, _TWISTER_BYTES)
+        if self._state is None or memory != self._memory:
+            self._memory = memory
+            state = numpy.random.get_state(legacy=False)
+            self._state = state if not state["has_gauss"] else None
+            return state
+        return self._state
+
+
+_twister = _TwisterCache()
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorStates:
+    """The states of this process's generators at one moment.
+
+    Attributes:
+        python: of `random`.
+        numpy: of numpy's global generator, None where numpy is not imported.
+        torch: of torch's CPU generator.
+        cuda: of each CUDA device's, empty where CUDA was not used.
+    """
+
+    python: tuple[object, ...]
+    numpy: object
+    torch: torch.Tensor
+    cuda: list[torch.Tensor]
+
+    @staticmethod
+    def read() -> GeneratorStates:
+        """Read them all."""
+        return GeneratorStates(
+            random.getstate(),
+            _twister.state() if "numpy" in sys.modules else None,
+            torch.get_rng_state(),
+            # Asked only once CUDA is up: its set-up is not for a save to start.
+            torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        )
+
+    def tree(self) -> dict[str, object]:
+        """Return them as a tree of values; may be called later than read()."""
+        version, words, gauss = cast("tuple[int, tuple[int, ...], float | None]", self.python)
+        return {
+            "python": (version, struct.pack(f"<{len(words)}I", *words), gauss),
+            "numpy": self.numpy,
+            "torch": SmallTensor.of(self.torch),
+            "cuda": [SmallTensor.of(state) for state in self.cuda],
+        }
+
+
+def restore_generators(tree: object) -> list[str]:
+    """Put the process's generators back; return warnings."""
+    if type(tree) is not dict:
+        return []
+    warnings: list[str] = []
+    version, packed, gauss = cast("tuple[int, bytes, float | None]", tree["python"])
+    random.setstate((version, struct.unpack(f"<{len(packed) // 4}I", packed), gauss))
+    if tree["numpy"] is not None:
+        import numpy
+
+        numpy.random.set_state(cast("dict[str, object]", tree["numpy"]))
+    torch.set_rng_state(cast("SmallTensor", tree["torch"]).tensor())
+    cuda = cast("list[SmallTensor]", tree["cuda"])
+    here = torch.cuda.device_count() if cuda else 0
+    for device, state in enumerate(cuda[:here]):
+        torch.cuda.set_rng_state(state.tensor(), device)
+    if cuda and len(cuda) != here:
+        warnings.append(f"generators of {len(cuda)} CUDA devices were saved, {here} are here")
+    return warnings
+
+
+def generator_access(value: object) -> tuple[Callable[[], object], Callable[[object], object]] | None:
+    """Return what reads and what writes the state of a generator object; None for any other object."""
+    if isinstance(value, torch.Generator):
+        return value.get_state, lambda state: value.set_state(cast("torch.Tensor", state))
+    if type(value) is random.Random:
+        return value.getstate, lambda state: value.setstate(cast("tuple[object, ...]", state))
+    if "numpy" not in sys.modules:
+        return None
+    import numpy
+
+    if isinstance(value, numpy.random.Generator):
+        value = value.bit_generator
+    if isinstance(value, numpy.random.BitGenerator):
+        return _numpy_access(value)
+    if isinstance(value, numpy.random.RandomState):
+        return lambda: value.get_state(legacy=False), lambda state: value.set_state(cast("dict[str, object]", state))
+    return None
+
+
+def _numpy_access(bits: numpy.random.BitGenerator) -> tuple[Callable[[], object], Callable[[object], object]]:
+    def get() -> object:
+        return bits.state
+
+    def put(state: object) -> None:
+        bits.state = cast("dict[str, object]", state)
+
+    return get, put

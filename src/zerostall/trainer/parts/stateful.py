@@ -1,0 +1,85 @@
+"""Objects that say what their state is: anything with state_dict() and load_state_dict(), and generators.
+
+What they hold is known only to them, so what is stored decides what is restored: tensors they have at the same place
+with the same shape and type are filled in place, others are made, and the whole is handed to `put`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerostall.trainer.refs import Composite, names_in
+from zerostall.trainer.tree import LiveTree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from zerostall.trainer.aim import Aim, Landing
+    from zerostall.trainer.walk import Walk
+
+
+class StatefulPart:
+    """An object's state, read by `get` and written by `put`.
+
+    `dotted`: keys of the outermost dict are names with dots, as those of a module's state_dict().
+    `optimizer`: a torch optimizer that is stored this way and has torch's step hooks.
+    `optimizer_like`: its tensors change in its own step only, so a guard called by the user covers them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        get: Callable[[], object],
+        put: Callable[[object], object],
+        *,
+        kind: str = "stateful",
+        dotted: bool = False,
+        optimizer_like: bool = False,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self._optimizer_like = optimizer_like
+        self._optimizer = optimizer
+        self._get = get
+        self._put = put
+        self._tree = LiveTree(name, own_states=True, dotted=dotted)
+        self._stored: object = None
+        self._aimed = False
+
+    def gather(self, walk: Walk) -> None:
+        first = len(walk.leaves)
+        self._tree.gather(walk, self._get())
+        if self._optimizer is not None:
+            walk.guard(self._optimizer)
+        if self._optimizer_like and walk.user_guards:
+            walk.guarded.update(leaf.owner for leaf in walk.leaves[first:])
+
+    def values(self) -> object:
+        return self._tree.copy(self._get())
+
+    def aim(self, aim: Aim) -> None:
+        self._aimed = False
+        stored = aim.whole(self)
+        if stored is None:
+            return
+        aim.leave(stored)
+        if aim.takes_part(self.name):
+            self._aimed = True
+            self._stored = stored.tree
+            aim.tree(stored, stored.tree, self.name)
+
+    def accept(self, landing: Landing) -> None:
+        if not self._aimed:
+            return
+        # Where a tensor subclass was filled in place, it is handed over itself, not the parts it is made of.
+        outer = {
+            next(names_in(ref)): held
+            for held, ref in zip(self._tree.held, self._tree.refs, strict=True)
+            if isinstance(ref, Composite)
+        }
+        self._put(landing.resolve(self._stored, outer))
+        self._stored = None
+        self._aimed = False

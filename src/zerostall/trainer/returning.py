@@ -1,0 +1,194 @@
+"""Putting a stored state back: everything is checked first, then bytes land, then the small values follow."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+
+from zerostall.core import matching
+from zerostall.errors import MismatchError
+from zerostall.trainer import tensors, writes
+from zerostall.trainer.aim import Aim, Landing
+from zerostall.trainer.parts.rng import restore_generators
+from zerostall.trainer.stored import StoredState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from zerostall.core.layout import View
+    from zerostall.core.matching import Match
+    from zerostall.tiers.contract import Stored
+    from zerostall.trainer.tensors import Holder
+    from zerostall.trainer.walk import Part, Walk
+    from zerostall.trainer.writes import Writes
+
+_log = logging.getLogger(__name__)
+_VALUE = ("value", ())
+# Optimizers first: a scheduler's state counts on the options of the groups.
+_ORDER = {"module": 0, "module state": 1, "container": 2, "optimizer": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """What a restore did.
+
+    Attributes:
+        tensors: how many were filled.
+        nbytes: bytes of these.
+        missing: asked for and not stored; only with strict=False.
+        unexpected: stored and not asked for; only with strict=False.
+        warnings: what the user should know.
+    """
+
+    tensors: int
+    nbytes: int
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def __str__(self) -> str:
+        text = f"{self.tensors} tensors, {self.nbytes} bytes"
+        if self.missing or self.unexpected:
+            text += f", {len(self.missing)} missing, {len(self.unexpected)} unexpected"
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Where the bytes of a stored state go. All checks are done.
+
+    Attributes:
+        entries: indexes in the stored layout's entries whose bytes are needed.
+        tensors: parallel to entries: what these are written into; no two overlap.
+        views: aliases, stored once, that are apart here (or overlap another): `accept` copies them from the image.
+    """
+
+    entries: list[int]
+    tensors: list[Holder]
+    views: list[tuple[View, Holder]]
+    stored: StoredState
+    writes: Writes
+    aim: Aim
+    parts: list[Part]
+    received: dict[str, Holder]
+    match: Match
+    rng: bool
+
+
+def aim(
+    walk: Walk,
+    stored: Stored,
+    *,
+    only: str | Iterable[str] | None,
+    rename: Mapping[str, str] | None,
+    strict: bool,
+    prefixes: bool,
+    rng: bool,
+) -> Targets:
+    """Decide where everything goes; see `State.targets`."""
+    _refuse_meta(walk)
+    walk.raise_problems()
+    only = [only] if isinstance(only, str) else None if only is None else list(only)
+    state = StoredState.read(stored)
+    target = Aim(state, walk, matching.select(only, rename), prefixes=prefixes)
+    parts = sorted(walk.parts.values(), key=lambda part: _ORDER.get(part.kind, 4))
+    for part in parts:
+        part.aim(target)
+    match = _match(state, target, only=only, rename=rename, strict=strict, prefixes=prefixes)
+    pairs = [(name, target.wanted[wanted]) for name, wanted in match.pairs if wanted in target.wanted]
+    pairs += target.direct
+    planned = writes.plan(state, pairs)
+    match = msgspec.structs.replace(match, different=match.different | target.different | planned.refused)
+    matching.raise_for(match)
+    entries = sorted(planned.targets)
+    return Targets(
+        entries,
+        [planned.targets[index] for index in entries],
+        planned.copies,
+        state,
+        planned,
+        target,
+        parts,
+        dict(reversed(pairs)),
+        match,
+        rng and only is None,
+    )
+
+
+def _refuse_meta(walk: Walk) -> None:
+    if walk.meta:
+        names = ", ".join(walk.meta[:20]) + (" ..." if len(walk.meta) > 20 else "")
+        raise MismatchError(
+            f"{len(walk.meta)} tensors are on the meta device and have no memory to restore into: {names}",
+            different=dict.fromkeys(walk.meta, "on the meta device"),
+            hint="give the module memory first: module.to_empty(device=...)",
+        )
+
+
+def _match(
+    stored: StoredState,
+    target: Aim,
+    *,
+    only: list[str] | None,
+    rename: Mapping[str, str] | None,
+    strict: bool,
+    prefixes: bool,
+) -> Match:
+    have: dict[str, matching.Facts] = {
+        name: (stored.dtype(name), stored.shape(name)) for name in stored.names() if name not in target.claimed
+    }
+    want: dict[str, matching.Facts] = {}
+    for name, holder in target.wanted.items():
+        want[name] = (tensors.dtype_name(holder) or "", tuple(holder.shape))
+    for name, is_stored in target.values.items():
+        want[name] = _VALUE
+        if is_stored:
+            have[target.selection.stored_name(name)] = _VALUE
+    have.update(dict.fromkeys([*target.unused_parts(), *target.unexpected], _VALUE))
+    if not want and only is None:
+        return matching.Match((), (), tuple(have), {}, {}, strict, "")
+    found = matching.match(have, want, only=only, rename=rename, strict=strict, prefixes=prefixes)
+    # Whatever else a pattern may say, a part is one thing: its second name is there for `only` alone.
+    return msgspec.structs.replace(
+        found,
+        missing=tuple(name for name in found.missing if not name.endswith(".")),
+        unexpected=tuple(name for name in found.unexpected if not name.endswith(".")),
+    )
+
+
+def accept(targets: Targets, image: memoryview) -> RestoreReport:
+    """Put back all that is not written byte by byte; see `State.accept`."""
+    data = torch.frombuffer(image, dtype=torch.uint8)
+    with torch.no_grad():
+        for view, holder in targets.views:
+            writes.as_tensor(holder).copy_(writes.read_view(targets.stored, data, view))
+    warnings = targets.aim.warnings
+    for name in writes.contradictions(targets.stored, targets.writes, data):
+        warnings.append(f"{name} was stored with other bytes than the tensor whose memory it shares here")
+    _count_changes(targets)
+    landing = Landing(targets.aim, targets.received)
+    for part in targets.parts:
+        part.accept(landing)
+    if targets.rng:
+        warnings.extend(restore_generators(targets.stored.rng))
+    for warning in warnings:
+        _log.warning("%s", warning)
+    match = targets.match
+    filled = targets.received
+    return RestoreReport(
+        len(filled),
+        sum(holder.nbytes for holder in filled.values()),
+        match.missing,
+        match.unexpected,
+        tuple(warnings),
+    )
+
+
+def _count_changes(targets: Targets) -> None:
+    """Tell autograd that tensors changed: bytes written behind its back leave no trace."""
+    changed = [holder for holder in targets.tensors if isinstance(holder, torch.Tensor) and not holder.is_inference()]
+    torch.autograd.graph.increment_version(changed)

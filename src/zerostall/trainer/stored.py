@@ -1,0 +1,80 @@
+"""A stored state as a restore sees it: names, shapes, and the tree of small values of each part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+from zerostall.core import values
+from zerostall.core.values import TensorRef
+from zerostall.errors import FormatError
+from zerostall.trainer import refs
+from zerostall.trainer.aliasing import DISTINCT
+
+if TYPE_CHECKING:
+    from zerostall.core.layout import Layout, View
+    from zerostall.tiers.contract import Stored
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """What was stored of one object: its kind, and its small values with refs where tensors go."""
+
+    name: str
+    kind: str
+    tree: object
+
+
+@dataclass(slots=True)
+class StoredState:
+    """A stored state, indexed."""
+
+    layout: Layout
+    parts: dict[str, StoredPart]
+    rng: object
+    entries: dict[str, int] = field(default_factory=dict)
+    views: dict[str, View] = field(default_factory=dict)
+
+    @staticmethod
+    def read(stored: Stored) -> StoredState:
+        """Index a layout and a record. FormatError where the values are not what a survey writes."""
+        tree = values.decode(stored.record.values, TensorRef)
+        if type(tree) is not dict or type(tree.get("parts")) is not dict:
+            raise FormatError("the record's values are not those of a training state")
+        parts: dict[str, StoredPart] = {}
+        for name, row in cast("dict[object, object]", tree["parts"]).items():
+            if type(name) is not str or type(row) is not tuple or len(row) != 2 or type(row[0]) is not str:
+                raise FormatError("the record's values are not those of a training state")
+            parts[name] = StoredPart(name, row[0], row[1])
+        state = StoredState(stored.layout, parts, tree.get("rng"))
+        state.entries.update((entry.name, index) for index, entry in enumerate(stored.layout.entries))
+        state.views.update((view.name, view) for view in stored.layout.views)
+        for part in parts.values():
+            for name in refs.names_in(part.tree):
+                if name not in state:
+                    raise FormatError(f"the values of {part.name} refer to a tensor {name} that is not stored")
+        return state
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.entries or name in self.views
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of the tensor of that name. KeyError where there is none."""
+        view = self.views.get(name)
+        return view.shape if view is not None else self.layout.entries[self.entries[name]].shape
+
+    def dtype(self, name: str) -> str:
+        """Name of its data type. KeyError where there is none."""
+        view = self.views.get(name)
+        return view.dtype if view is not None else self.layout.entries[self.entries[name]].dtype
+
+    def names(self) -> list[str]:
+        """Every name a user gave; not those made for expanded tensors."""
+        named = [entry.name for entry in self.layout.entries if not entry.name.endswith(DISTINCT)]
+        named.extend(self.views)
+        return named
+
+    def below(self, name: str) -> list[str]:
+        """Names of the tensors below a part of that name."""
+        starts = (name + ".", name + "[")
+        return [other for other in self.names() if other.startswith(starts)]

@@ -1,0 +1,197 @@
+"""Which tensors and arrays can be stored byte for byte, and what is said of the others."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+import torch
+from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
+
+from zerostall.core.dtypes import DTYPES
+
+if TYPE_CHECKING:
+    import numpy
+
+Holder: TypeAlias = "torch.Tensor | numpy.ndarray"
+"""What holds bytes: a torch tensor or a numpy array."""
+
+DTYPE_NAMES: dict[torch.dtype, str] = {
+    getattr(torch, name): name for name in DTYPES if isinstance(getattr(torch, name, None), torch.dtype)
+}
+"""The name of each data type of this torch that an image can hold."""
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_DEVICES = frozenset({"cpu", "cuda"})
+# Sharding libraries leave an empty tensor in a parameter's place and note the real shape beside it.
+_PLACEHOLDER_SHAPES = ("ds_shape", "full_shape", "_full_shape")
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Where the elements of a tensor lie: all that matters for aliasing and for copying.
+
+    Attributes:
+        storage: the memory it belongs to; equal numbers mean the same memory.
+        start: address of the first element, in bytes.
+        strides: in elements.
+    """
+
+    storage: int
+    start: int
+    dtype: str
+    itemsize: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of elements as the user sees them."""
+        product = 1
+        for size in self.shape:
+            product *= size
+        return product
+
+    @property
+    def stop(self) -> int:
+        """Address behind the last byte that an element reaches."""
+        if 0 in self.shape:
+            return self.start
+        reach = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return self.start + (reach + 1) * self.itemsize
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the elements lie row by row with no gap."""
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1:
+                if stride != expected:
+                    return False
+                expected *= size
+        return True
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a dimension repeats the same elements (stride 0)."""
+        return any(stride == 0 and size > 1 for size, stride in zip(self.shape, self.strides, strict=True))
+
+
+def is_array(value: object) -> bool:
+    """Return whether `value` is a numpy array; does not import numpy."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return torch's data type of that name; AttributeError where this torch has none."""
+    return cast("torch.dtype", getattr(torch, name))
+
+
+def dtype_name(holder: Holder) -> str | None:
+    """Return the name of its data type, or None for one that images cannot hold."""
+    if isinstance(holder, torch.Tensor):
+        return DTYPE_NAMES.get(holder.dtype)
+    return holder.dtype.name if holder.dtype.name in DTYPES and holder.dtype.kind in "biufc" else None
+
+
+def geometry(holder: Holder) -> Geometry:
+    """Describe where the elements of a storable tensor or array lie."""
+    name = dtype_name(holder)
+    assert name is not None, "only asked of what passed problem()"
+    if isinstance(holder, torch.Tensor):
+        storage = holder.untyped_storage().data_ptr()
+        return Geometry(storage, holder.data_ptr(), name, holder.element_size(), tuple(holder.shape), holder.stride())
+    owner: object = holder
+    while is_array(getattr(owner, "base", None)):
+        owner = owner.base  # type: ignore[attr-defined]
+    storage = int(cast("numpy.ndarray", owner).__array_interface__["data"][0])
+    start = int(holder.__array_interface__["data"][0])
+    size = holder.itemsize
+    return Geometry(storage, start, name, size, holder.shape, tuple(s // size for s in holder.strides))
+
+
+def is_distributed(kind: type) -> bool:
+    """Return whether a class is one of torch's distributed tensors or wrappers."""
+    return any(
+        base.__module__.startswith(("torch.distributed.tensor", "torch.distributed._shard", "torch.distributed.fsdp"))
+        or base.__name__ in ("DTensor", "ShardedTensor", "FlatParameter")
+        for base in kind.__mro__
+        if base.__module__.startswith("torch.")
+    )
+
+
+def problem(holder: Holder) -> str | None:
+    """Say why this tensor or array cannot be stored byte for byte, or return None where it can."""
+    if not isinstance(holder, torch.Tensor):
+        return _array_problem(holder)
+    kind = type(holder)
+    if kind not in _PLAIN:
+        if is_distributed(kind):
+            return f"is a {kind.__name__}: distributed state is not supported yet"
+        if isinstance(holder, UninitializedTensorMixin):
+            return "is a lazy parameter that has no data before the first forward"
+        if not flattens(holder):
+            return f"is a {kind.__module__}.{kind.__qualname__}, a tensor subclass without __tensor_flatten__"
+    return _memory_problem(holder)
+
+
+def _memory_problem(tensor: torch.Tensor) -> str | None:
+    if tensor.is_meta:
+        return "is on the meta device: it has no data"
+    if tensor.layout is not torch.strided:
+        return f"is sparse ({str(tensor.layout).removeprefix('torch.')})"
+    if tensor.is_quantized:
+        return f"is quantized ({str(tensor.dtype).removeprefix('torch.')})"
+    if tensor.is_nested:
+        return "is a nested tensor"
+    if tensor.device.type not in _DEVICES:
+        return f"is on device {tensor.device}"
+    if type(tensor) not in _PLAIN:
+        return None
+    if tensor.dtype not in DTYPE_NAMES:
+        return f"has data type {str(tensor.dtype).removeprefix('torch.')}"
+    if tensor.is_conj() or tensor.is_neg():
+        return "is a lazily conjugated or negated view; pass it through .resolve_conj().resolve_neg()"
+    if tensor.numel() == 0:
+        return _placeholder(tensor)
+    if tensor.untyped_storage().nbytes() == 0:
+        return f"has shape {tuple(tensor.shape)}, but its memory was freed"
+    return None
+
+
+def _placeholder(tensor: torch.Tensor) -> str | None:
+    for attribute in _PLACEHOLDER_SHAPES:
+        shape = getattr(tensor, attribute, None)
+        if isinstance(shape, (tuple, list)) and 0 not in shape:
+            return f"is an empty placeholder of a sharded tensor of shape {tuple(shape)}"
+    return None
+
+
+def _array_problem(array: numpy.ndarray) -> str | None:
+    if array.dtype.hasobject:
+        return "is a numpy array of Python objects"
+    if dtype_name(array) is None or not array.dtype.isnative:
+        return f"is a numpy array of {array.dtype.str}"
+    if any(stride < 0 or stride % array.itemsize for stride in array.strides):
+        return "is a numpy array with negative or uneven strides"
+    return None
+
+
+def flattens(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor subclass follows torch's flatten protocol."""
+    return hasattr(tensor, "__tensor_flatten__") and hasattr(type(tensor), "__tensor_unflatten__")
+
+
+def is_plain(holder: Holder) -> bool:
+    """Return whether its bytes are its own, and not those of tensors within it."""
+    return not isinstance(holder, torch.Tensor) or type(holder) in _PLAIN
+
+
+def distinct(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the view of an expanded tensor that has each element once."""
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor

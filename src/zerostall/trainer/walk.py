@@ -1,0 +1,162 @@
+"""One walk over the user's state: what it finds, and where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from zerostall.core import names
+from zerostall.core.values import TensorRef
+from zerostall.errors import StateError
+from zerostall.trainer import tensors
+from zerostall.trainer.refs import ArrayRef, Composite
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zerostall.trainer.aim import Aim, Landing
+    from zerostall.trainer.refs import Ref
+    from zerostall.trainer.tensors import Holder
+
+_LISTED = 20
+
+
+class OutdatedError(Exception):
+    """The user's objects are not those that the survey saw: survey again. Never leaves this package."""
+
+
+class Part(Protocol):
+    """One object of the user's state.
+
+    | verb | when | what it does |
+    |---|---|---|
+    | gather | survey, before a restore | tells the walk its tensors; remembers where they were |
+    | values | each save | returns a copy of its small values; OutdatedError where the tensors are others now |
+    | aim | restore, nothing written yet | says which stored tensors go where, and what does not fit |
+    | accept | restore, the bytes have landed | puts the small values back |
+    """
+
+    name: str
+
+    @property
+    def kind(self) -> str: ...
+
+    def gather(self, walk: Walk) -> None: ...
+    def values(self) -> object: ...
+    def aim(self, aim: Aim) -> None: ...
+    def accept(self, landing: Landing) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A tensor or array found.
+
+    Attributes:
+        owner: id of the tensor the user sees: of the outer one where this lies within a tensor subclass.
+        trainable: whether a gradient is asked for.
+    """
+
+    name: str
+    holder: Holder
+    owner: int
+    trainable: bool
+
+
+@dataclass(slots=True)
+class Walk:
+    """What one walk has found so far.
+
+    Attributes:
+        part_of: finds the kind of an object: (name, object) -> its part, or None.
+        watched: dicts and lists whose items must stay the very same objects for the survey to fit.
+        optimizers: those whose step hooks guard their tensors.
+        guarded: ids of the tensors that only an optimizer's step changes.
+        labels: id of a parameter -> its names, each as (the root module's name, the path behind it).
+        meta: names of those tensors that have no data, a part of problems.
+    """
+
+    part_of: Callable[[str, object], Part | None]
+    user_guards: bool = False
+    leaves: list[Leaf] = field(default_factory=list)
+    parts: dict[str, Part] = field(default_factory=dict)
+    watched: list[dict[object, object] | list[object]] = field(default_factory=list)
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    guarded: set[int] = field(default_factory=set)
+    labels: dict[int, list[tuple[str, tuple[str, ...]]]] = field(default_factory=dict)
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    meta: list[str] = field(default_factory=list)
+    _late: list[Part] = field(default_factory=list)
+
+    def refuse(self, name: str, why: str) -> None:
+        """Note that the object of that name cannot be stored, and go on: all of them are named at once."""
+        self.problems.append((name, why))
+
+    def visit(self, name: str, value: object) -> bool:
+        """Take in an object that is a part of its own; False where it is none."""
+        part = self.part_of(name, value)
+        if part is None:
+            return False
+        self.add(part)
+        return True
+
+    def add(self, part: Part) -> None:
+        """Take in a part. Optimizers wait until every module has told its parameters' names."""
+        self.parts[part.name] = part
+        if part.kind == "optimizer":
+            self._late.append(part)
+        else:
+            part.gather(self)
+
+    def guard(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that only this optimizer's step changes its parameters and the tensors of its state."""
+        self.optimizers.append(optimizer)
+        for group in optimizer.param_groups:
+            self.guarded.update(map(id, group["params"]))
+        for state in optimizer.state.values():
+            if isinstance(state, dict):
+                self.guarded.update(id(value) for value in state.values() if isinstance(value, torch.Tensor))
+
+    def finish(self) -> None:
+        """Gather what waited for all the others."""
+        for part in self._late:
+            part.gather(self)
+        self._late.clear()
+
+    def tensor(self, name: str, holder: Holder) -> Ref | None:
+        """Take in a tensor or array; return what stands for it among the values, None where it cannot be stored."""
+        return self._tensor(name, holder, id(holder), isinstance(holder, torch.Tensor) and holder.requires_grad)
+
+    def _tensor(self, name: str, holder: Holder, owner: int, trainable: bool) -> Ref | None:
+        why = tensors.problem(holder)
+        if why is not None:
+            self.refuse(name, why)
+            if isinstance(holder, torch.Tensor) and holder.is_meta:
+                self.meta.append(name)
+            return None
+        if tensors.is_plain(holder):
+            self.leaves.append(Leaf(name, holder, owner, trainable))
+            return TensorRef(name) if isinstance(holder, torch.Tensor) else ArrayRef(name)
+        assert isinstance(holder, torch.Tensor)
+        attributes, context = holder.__tensor_flatten__()  # type: ignore[attr-defined]
+        inner: dict[str, object] = {}
+        for attribute in attributes:
+            ref = self._tensor(names.child(name, attribute), getattr(holder, attribute), owner, trainable)
+            if ref is None:
+                return None
+            inner[attribute] = ref
+        kind = type(holder)
+        return Composite(f"{kind.__module__}.{kind.__qualname__}", inner, context)
+
+    def raise_problems(self) -> None:
+        """StateError with every path that cannot be stored, if there is one."""
+        if not self.problems:
+            return
+        lines = [f"{name} {why}" for name, why in self.problems[:_LISTED]]
+        if len(self.problems) > _LISTED:
+            lines.append(f"and {len(self.problems) - _LISTED} more")
+        raise StateError(
+            "this state cannot be saved so that it can be restored:\n  " + "\n  ".join(lines),
+            hint="leave these out, or put what matters of them into tensors, numbers, strings and containers of those",
+        )

@@ -1,0 +1,189 @@
+"""From "this stored tensor goes to that tensor" to memory that is written once, and copies made afterwards.
+
+The bytes of an entry land in one target, in parallel, in any order. So no two targets may overlap: one that overlaps
+another is copied after all has landed; one that is the very memory of another is only compared, and a difference told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from zerostall.core.layout import Entry, View
+from zerostall.trainer import tensors
+from zerostall.trainer.aliasing import contiguous_strides
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from zerostall.trainer.stored import StoredState
+    from zerostall.trainer.tensors import Geometry, Holder
+
+_EXPANDED = "the target is expanded: several of its elements share one place in memory"
+
+
+@dataclass(slots=True)
+class Writes:
+    """What is written where.
+
+    Attributes:
+        targets: index of an entry -> where its bytes go, in parallel.
+        copies: what is copied out of the image afterwards, one after the other.
+        shared: stored separately, but the target's memory is that of another: (what is stored, the target).
+        refused: name -> why its target cannot be written.
+    """
+
+    targets: dict[int, Holder] = field(default_factory=dict)
+    copies: list[tuple[View, Holder]] = field(default_factory=list)
+    shared: list[tuple[View, Holder]] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def as_tensor(holder: Holder) -> torch.Tensor:
+    """Return the tensor over the same memory, without its gradient history."""
+    return holder.detach() if isinstance(holder, torch.Tensor) else torch.from_numpy(holder)
+
+
+def view_of(base: torch.Tensor, view: View) -> torch.Tensor:
+    """Return the part of a contiguous base's elements that a view names; a copy only where it is not aligned."""
+    data = base.view(-1).view(torch.uint8)
+    dtype = tensors.torch_dtype(view.dtype)
+    if 0 in view.shape:
+        return torch.empty(view.shape, dtype=dtype, device=base.device)
+    reach = sum((size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True)) + 1
+    run = data[view.start : view.start + reach * dtype.itemsize]
+    if run.data_ptr() % dtype.itemsize or run.storage_offset() % dtype.itemsize:
+        run = run.clone()
+    return run.view(dtype).as_strided(view.shape, view.strides)
+
+
+def entry_view(entry: Entry) -> View:
+    """Return the view that is all of an entry."""
+    return View(entry.name, entry.name, entry.dtype, entry.shape, contiguous_strides(entry.shape), 0)
+
+
+def read_view(stored: StoredState, image: torch.Tensor, view: View) -> torch.Tensor:
+    """Return what a view names in an image (its bytes as a uint8 tensor), without a copy where it is aligned."""
+    entry = stored.layout.entries[stored.entries[view.base]]
+    return view_of(image[entry.offset : entry.offset + entry.nbytes], view)
+
+
+def plan(stored: StoredState, pairs: Iterable[tuple[str, Holder]]) -> Writes:
+    """Decide how each pair (stored name, target of its shape and type) is written."""
+    writes = Writes()
+    aliases: list[tuple[View, Holder]] = []
+    for name, holder in pairs:
+        view = stored.views.get(name)
+        if view is not None:
+            aliases.append((view, holder))
+            continue
+        index = stored.entries[name]
+        if index in writes.targets:  # two names were renamed to one
+            aliases.append((entry_view(stored.layout.entries[index]), holder))
+        elif _repeats(holder):
+            writes.refused[name] = _EXPANDED
+        else:
+            writes.targets[index] = holder
+    for view, holder in aliases:
+        _plan_view(stored, view, holder, writes)
+    _part_overlaps(stored, writes)
+    return writes
+
+
+def _repeats(holder: Holder) -> bool:
+    strides = holder.stride() if isinstance(holder, torch.Tensor) else holder.strides
+    return 0 in strides and tensors.geometry(holder).repeats
+
+
+def _plan_view(stored: StoredState, view: View, holder: Holder, writes: Writes) -> None:
+    index = stored.entries[view.base]
+    entry = stored.layout.entries[index]
+    if _repeats(holder):
+        once = _once(view, holder)
+        if once is None:
+            writes.refused[view.name] = _EXPANDED
+            return
+        view, holder = _narrowed(view), once
+    target = writes.targets.get(index)
+    if target is None and is_whole(view, entry):
+        writes.targets[index] = holder
+    elif target is None or not _is_alias(view, holder, entry, target):
+        writes.copies.append((view, holder))
+
+
+def _is_alias(view: View, holder: Holder, entry: Entry, target: Holder) -> bool:
+    """Return whether `holder` is, in the target's memory, what `view` is in the stored base."""
+    ours, base = tensors.geometry(holder), tensors.geometry(target)
+    if ours == base:
+        return is_whole(view, entry)
+    if ours.storage != base.storage or not base.contiguous or ours.start != base.start + view.start:
+        return False
+    return all(
+        size == 1 or mine == other for size, mine, other in zip(view.shape, ours.strides, view.strides, strict=True)
+    )
+
+
+def is_whole(view: View, entry: Entry) -> bool:
+    """Return whether a view is all of its base, under another name."""
+    return (view.dtype, view.shape, view.strides, view.start) == (
+        entry.dtype,
+        entry.shape,
+        contiguous_strides(entry.shape),
+        0,
+    )
+
+
+def _once(view: View, holder: Holder) -> torch.Tensor | None:
+    """Return the distinct elements of an expanded target, if what is stored is expanded in the same dimensions."""
+    if not isinstance(holder, torch.Tensor):
+        return None
+    mine = [size > 1 and stride == 0 for size, stride in zip(holder.shape, holder.stride(), strict=True)]
+    theirs = [size > 1 and stride == 0 for size, stride in zip(view.shape, view.strides, strict=True)]
+    return tensors.distinct(holder) if mine == theirs else None
+
+
+def _narrowed(view: View) -> View:
+    shape = tuple(1 if stride == 0 else size for size, stride in zip(view.shape, view.strides, strict=True))
+    strides = contiguous_strides(shape)
+    mended = tuple(mine if stride == 0 else stride for mine, stride in zip(strides, view.strides, strict=True))
+    return View(view.name, view.base, view.dtype, shape, mended, view.start)
+
+
+def _part_overlaps(stored: StoredState, writes: Writes) -> None:
+    """Take every target that overlaps another out of those written in parallel."""
+    placed: dict[int, list[tuple[Geometry, int]]] = {}
+    for index, holder in writes.targets.items():
+        where = tensors.geometry(holder)
+        if 0 not in where.shape:
+            placed.setdefault(where.storage, []).append((where, index))
+    for group in placed.values():
+        if len(group) == 1:
+            continue
+        group.sort(key=lambda item: (item[0].start, -item[0].stop))
+        widest: Geometry | None = None
+        for where, index in group:
+            if widest is None or where.start >= widest.stop:
+                widest = where
+                continue
+            pair = (entry_view(stored.layout.entries[index]), writes.targets.pop(index))
+            if where == widest or (widest.contiguous and where.stop <= widest.stop):
+                writes.shared.append(pair)
+            else:
+                writes.copies.append(pair)
+                if where.stop > widest.stop:
+                    widest = where
+
+
+def contradictions(stored: StoredState, writes: Writes, image: torch.Tensor) -> list[str]:
+    """Name what was stored separately, with other bytes, for targets that share their memory."""
+    return [
+        view.name
+        for view, holder in writes.shared
+        if not torch.equal(_bits(as_tensor(holder).cpu()), _bits(read_view(stored, image, view)))
+    ]
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
