@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import types
 from collections import OrderedDict, defaultdict, deque
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -53,7 +53,7 @@ def _part(container: object, key: object) -> names.Part:
 class ContainerPart:
     """A container of the user's, and everything in it that is no part of its own."""
 
-    kind: ClassVar[str] = "container"
+    kind = "container"
 
     def __init__(self, name: str, root: object) -> None:
         self.name = name

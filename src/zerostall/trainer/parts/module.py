@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections import OrderedDict
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
@@ -56,7 +56,7 @@ def wrapped_as(module: nn.Module) -> str | None:
 class ModulePart:
     """A module and all below it."""
 
-    kind: ClassVar[str] = "module"
+    kind = "module"
 
     def __init__(self, name: str, module: nn.Module) -> None:
         self.name = name

@@ -7,7 +7,7 @@ with torch's own `load_state_dict()`; parameters it does not know keep what they
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -42,7 +42,7 @@ def _is_flat(value: object) -> bool:
 class OptimizerPart:
     """An optimizer whose class keeps torch's `state_dict()` and `load_state_dict()`."""
 
-    kind: ClassVar[str] = "optimizer"
+    kind = "optimizer"
 
     def __init__(self, name: str, optimizer: torch.optim.Optimizer) -> None:
         self.name = name
