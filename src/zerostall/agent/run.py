@@ -125,7 +125,8 @@ class Run:
                 tier = rank.tier_with(record.step)
                 if tier is not None:
                     tier.commit(manifest, replace=True)
-            self._grant()  # before the news, so that a save right after it finds a slot
+            if not adopted:
+                self._grant()  # before the news, so that a save right after it finds a slot
             self._tell(m.Reached(step=record.step, tier="host"))
 
     def promise(self, berth: Berth, step: int) -> None:
