@@ -17,7 +17,7 @@ from zerostall.telemetry import log
 from zerostall.trainer.link import Link
 from zerostall.trainer.memory import Memory, Shelf
 from zerostall.trainer.options import Options
-from zerostall.trainer.state import State, Survey, Values
+from zerostall.trainer.state import OutdatedError, State, Survey, Values
 from zerostall.wire import messages as m
 
 _BUSY_SECONDS = 600.0
@@ -89,7 +89,10 @@ class Captures:
         assert memory is not None and sources is not None and plan is not None
         if sources.refresh():
             raise _Changed
-        values = self._state.values(survey)
+        try:
+            values = self._state.values(survey)
+        except OutdatedError:
+            raise _Changed from None
         capture = native.Capture(self.pool, plan, sources, memory.address(slot), at_once=survey.at_once)
         return Taken(slot, survey.layout, capture, sources, values)
 
@@ -146,7 +149,7 @@ class Captures:
 
 
 class _Changed(Exception):
-    """A tensor no longer has the shape, strides, dtype or device that the survey saw."""
+    """Tensors are others than the survey saw, or have another shape, strides, dtype or device."""
 
 
 def plan_of(layout: Layout) -> native.Plan:
