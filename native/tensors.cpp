@@ -1,6 +1,10 @@
 // CPython's limited API and DLPack's C ABI; no torch header and no torch symbol.
 #include <Python.h>
 // Python.h must come first.
+#include <algorithm>
+#include <deque>
+#include <utility>
+
 #include "error.hpp"
 #include "tensors.hpp"
 
@@ -86,38 +90,56 @@ bool equal(PyObject* a, PyObject* b) {
   return same == 1;
 }
 
-PyObject* version_name() {
-  static PyObject* const name = PyUnicode_InternFromString("_version");
-  return name;
+// What is known of a type of tensors. Most tensors of a state share one or two.
+struct Known {
+  PyTypeObject* type;
+  const dlpack::ExchangeApi* api;  // null: none
+  // `_version` of the type and how to read it, where an attribute lookup would come to nothing else; saves a
+  // quarter of the time of reading a version.
+  PyObject* version = nullptr;
+  descrgetfunc read_version = nullptr;
+};
+
+const dlpack::ExchangeApi* exchange_api(PyObject* type) {
+  const Ref capsule(PyObject_GetAttrString(type, dlpack::kAttribute));  // on the type, as the standard asks
+  if (capsule.get() == nullptr || PyCapsule_IsValid(capsule.get(), dlpack::kCapsule) == 0) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  auto header = static_cast<const dlpack::Header*>(PyCapsule_GetPointer(capsule.get(), dlpack::kCapsule));
+  while (header != nullptr && header->major != dlpack::kMajor) header = header->previous;
+  auto api = reinterpret_cast<const dlpack::ExchangeApi*>(header);
+  return api != nullptr && api->describe != nullptr ? api : nullptr;
+}
+
+const Known& known(PyTypeObject* type) {
+  static std::deque<Known> all;  // guarded by the GIL; its elements stay where they are
+  for (const Known& one : all)
+    if (one.type == type) return one;
+  Py_INCREF(type);  // so that its address is never another type's
+  auto* const object = reinterpret_cast<PyObject*>(type);
+  Known& fresh = all.emplace_back(Known{type, exchange_api(object)});
+  const auto getattro = reinterpret_cast<getattrofunc>(PyType_GetSlot(type, Py_tp_getattro));
+  PyObject* const version = PyObject_GetAttrString(object, "_version");
+  if (version == nullptr) {
+    PyErr_Clear();
+  } else if (getattro == PyObject_GenericGetAttr && Py_TYPE(version) == &PyGetSetDescr_Type) {
+    fresh.version = version;  // kept for good
+    fresh.read_version = reinterpret_cast<descrgetfunc>(PyType_GetSlot(Py_TYPE(version), Py_tp_descr_get));
+  } else {
+    Py_DECREF(version);
+  }
+  return fresh;
 }
 
 // The version counter; -1 with no error set where there is none (an inference tensor).
-int64_t version_of(PyObject* object) {
-  const Ref value(PyObject_GetAttr(object, version_name()));
+int64_t version_of(PyObject* object, const Known& type) {
+  const Ref value(type.read_version != nullptr
+                      ? type.read_version(type.version, object, reinterpret_cast<PyObject*>(type.type))
+                      : PyObject_GetAttrString(object, "_version"));
   const int64_t version = value.get() != nullptr ? PyLong_AsLongLong(value.get()) : -1;
   if (version == -1) PyErr_Clear();
   return version;
-}
-
-// One type's exchange API, or null. Looked up on the type, as the standard asks; remembered, since most
-// tensors of a state share two types.
-const dlpack::ExchangeApi* exchange_api(PyObject* object) {
-  static std::vector<std::pair<PyTypeObject*, const dlpack::ExchangeApi*>> known;  // guarded by the GIL
-  PyTypeObject* const type = Py_TYPE(object);
-  for (const auto& [seen, api] : known)
-    if (seen == type) return api;
-  const dlpack::ExchangeApi* api = nullptr;
-  const Ref capsule(PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), dlpack::kAttribute));
-  if (capsule.get() != nullptr && PyCapsule_IsValid(capsule.get(), dlpack::kCapsule)) {
-    auto header = static_cast<const dlpack::Header*>(PyCapsule_GetPointer(capsule.get(), dlpack::kCapsule));
-    while (header != nullptr && header->major != dlpack::kMajor) header = header->previous;
-    api = reinterpret_cast<const dlpack::ExchangeApi*>(header);
-    if (api != nullptr && api->describe == nullptr) api = nullptr;
-  }
-  PyErr_Clear();
-  Py_INCREF(type);  // so that its address is never another type's
-  known.emplace_back(type, api);
-  return api;
 }
 
 uint32_t item_bytes(const dlpack::Type& type) {
@@ -217,12 +239,12 @@ Geometry Tensors::describe(Entry& entry, bool exchange) {
   if (torch && (truth_of(call(entry.object, "is_conj")) || truth_of(call(entry.object, "is_neg"))))
     throw Refusal{
         "it is a lazy conjugate or negative; its memory holds other values (see resolve_conj, resolve_neg)"};
-  entry.version = entry.tracked ? version_of(entry.object) : 0;
+  entry.version = entry.tracked ? version_of(entry.object, known(Py_TYPE(entry.object))) : 0;
   if (entry.version < 0)
     throw Refusal{"it has no version counter to track (an inference tensor, or no tensor)"};
 
   dlpack::Tensor seen{};
-  const dlpack::ExchangeApi* api = exchange && torch ? exchange_api(entry.object) : nullptr;
+  const dlpack::ExchangeApi* api = exchange && torch ? known(Py_TYPE(entry.object)).api : nullptr;
   Geometry geometry;
   if (api != nullptr && api->describe(entry.object, &seen) == 0) {
     entry.api = api;
@@ -287,12 +309,14 @@ bool Tensors::look_by_calls(const Entry& entry, std::byte*& data) const {
 
 std::vector<uint32_t> Tensors::refresh() {
   misfits_.clear();
+  const Known* type = nullptr;
   for (size_t k = 0; k < entries_.size(); ++k) {
     Entry& entry = entries_[k];
     bool fits = look(entry, data_[k]);
     if (data_[k] == nullptr && (*geometries_)[k].nbytes != 0 && !elsewhere_) fits = false;
     if (entry.tracked) {
-      entry.version = version_of(entry.object);
+      if (type == nullptr || type->type != Py_TYPE(entry.object)) type = &known(Py_TYPE(entry.object));
+      entry.version = version_of(entry.object, *type);
       if (entry.version < 0) fits = false;
     }
     if (!fits) misfits_.push_back(static_cast<uint32_t>(k));
@@ -302,9 +326,11 @@ std::vector<uint32_t> Tensors::refresh() {
 
 std::vector<uint32_t> Tensors::moved() const {
   std::vector<uint32_t> result;
-  for (size_t k = 0; k < entries_.size(); ++k)
-    if (entries_[k].tracked && version_of(entries_[k].object) != entries_[k].version)
+  for (size_t k = 0; k < entries_.size(); ++k) {
+    const Entry& entry = entries_[k];
+    if (entry.tracked && version_of(entry.object, known(Py_TYPE(entry.object))) != entry.version)
       result.push_back(static_cast<uint32_t>(k));
+  }
   return result;
 }
 

@@ -1,0 +1,30 @@
+"""The native tests under AddressSanitizer with UBSan, and under ThreadSanitizer."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def have(tool: str) -> bool:
+    return shutil.which(tool) is not None
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not (have("cmake") and have("ninja") and have("c++")), reason="needs cmake, ninja and a compiler")
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+def test_native_tests_are_clean(sanitizers: str, tmp_path: Path) -> None:
+    def run(*command: str) -> None:
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-20_000:]
+
+    options = ["-DZEROSTALL_TESTS=ON", f"-DZEROSTALL_SANITIZE={sanitizers}"]
+    run("cmake", "-S", str(ROOT), "-B", ".", "-G", "Ninja", *options)
+    run("ninja")
+    run("ctest", "--output-on-failure", "--no-tests=error")
