@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from zerostall.core.quoting import clip
 from zerostall.errors import CorruptError, FormatError, VersionError
 
 VERSION = 1
@@ -59,7 +60,7 @@ def unseal(data: bytes, decoder: msgspec.json.Decoder[_Body], *, source: str, li
     try:
         shell = _SHELL.decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise CorruptError(f"{source}: cut off or damaged ({error})") from None
+        raise CorruptError(f"{source}: cut off or damaged ({clip(error)})") from None
     body = bytes(shell.body)
     digest = hashlib.sha256(body).hexdigest()
     if digest != shell.sha256:
@@ -67,15 +68,15 @@ def unseal(data: bytes, decoder: msgspec.json.Decoder[_Body], *, source: str, li
     try:
         version = _VERSIONED.decode(body).version
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise FormatError(f"{source}: no format version ({error})") from None
+        raise FormatError(f"{source}: no format version ({clip(error)})") from None
     if version > VERSION:
         raise VersionError(
-            f"{source}: written in format version {version}, and this zerostall reads up to {VERSION}",
+            f"{source}: written in format version {clip(version)}, and this zerostall reads up to {VERSION}",
             hint="install a newer zerostall",
         )
     if version < 1:
-        raise FormatError(f"{source}: there is no format version {version}")
+        raise FormatError(f"{source}: there is no format version {clip(version)}")
     try:
         return decoder.decode(body), digest
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise FormatError(f"{source}: {error}") from None
+        raise FormatError(f"{source}: {clip(error)}") from None

@@ -15,6 +15,7 @@ import msgspec
 
 from zerostall.core import checksum
 from zerostall.core.envelope import VERSION, seal, unseal
+from zerostall.core.quoting import quote
 from zerostall.core.safetensors import ALIGN, MAX_BYTES
 from zerostall.core.steps import MAX_RANK, MAX_STEP
 from zerostall.core.values import Document
@@ -291,7 +292,7 @@ def _refuse(source: str, problem: str) -> None:
 
 def _common_problem(run: str, created: float) -> str:
     if not _RUN_ID.fullmatch(run):
-        return f"a run's id has 1 to 128 letters, digits, '.', '_' and '-', not {run[:200]!r}"
+        return f"a run's id has 1 to 128 letters, digits, '.', '_' and '-', not {quote(run)}"
     if not math.isfinite(created):
         return "the time it was created is no number"
     return ""

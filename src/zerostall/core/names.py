@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from zerostall.core.quoting import quote
 from zerostall.errors import FormatError
 
 
@@ -86,13 +87,13 @@ def split(name: str) -> tuple[Part, ...]:
         match = _PART.match(name, at)
         # A dot stands before each string part but the first of all.
         if match is None or (match["text"] is not None and bool(match["dot"]) != bool(at)):
-            raise FormatError(f"{name[:200]!r} is no name: stuck at character {at}")
+            raise FormatError(f"{quote(name)} is no name: stuck at character {at}")
         if match["text"] is not None:
             parts.append(_unescape(match["text"]))
         elif match["key"] is not None:
             parts.append(Key(_unescape(match["key"])))
         elif len(match["index"]) > _MAX_DIGITS:
-            raise FormatError(f"{name[:200]!r} is no name: an index of {len(match['index'])} digits")
+            raise FormatError(f"{quote(name)} is no name: an index of {len(match['index'])} digits")
         else:
             parts.append(int(match["index"]))
         at = match.end()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from zerostall.core.dtypes import CODES
+from zerostall.core.quoting import clip, dims, quote
 from zerostall.errors import CorruptError, FormatError
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def decode(header: bytes, nbytes: int) -> Header:
     try:
         metadata, slots = _parse(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise FormatError(f"a safetensors header that cannot be read: {error}") from None
+        raise FormatError(f"a safetensors header that cannot be read: {clip(error)}") from None
     tensors: list[Tensor] = []
     end = 0
     for name, slot in sorted(slots.items(), key=lambda item: item[1].data_offsets):
@@ -131,9 +132,9 @@ def decode(header: bytes, nbytes: int) -> Header:
         dtype, shape, size = _meaning(name, slot)
         if first != end:
             what = "overlaps another tensor" if first < end else "leaves a hole before it"
-            raise FormatError(f"tensor {name!r} at bytes {first}..{last} {what}")
+            raise FormatError(f"tensor {quote(name)} at bytes {first}..{last} {what}")
         if last - first != size:
-            raise FormatError(f"tensor {name!r} has {last - first} bytes, its shape and type make {size}")
+            raise FormatError(f"tensor {quote(name)} has {last - first} bytes, its shape and type make {size}")
         tensors.append(Tensor(name, dtype, shape, begin + first, size))
         end = last
     if begin + end > nbytes:
@@ -153,17 +154,12 @@ def _parse(text: bytes) -> tuple[dict[str, str], dict[str, Slot]]:
 def _meaning(name: str, slot: Slot) -> tuple[str, tuple[int, ...], int]:
     dtype = CODES.get(slot.dtype)
     if dtype is None:
-        raise FormatError(f"tensor {name!r} is of type {slot.dtype!r}, which is unknown here")
+        raise FormatError(f"tensor {quote(name)} is of type {quote(slot.dtype)}, which is unknown here")
     shape = slot.shape
     if len(shape) > MAX_RANK or (shape and not 0 <= min(shape) <= max(shape) <= MAX_BYTES):
-        raise FormatError(f"tensor {name!r} cannot have the shape {_short(shape)}")
+        raise FormatError(f"tensor {quote(name)} cannot have the shape {dims(shape)}")
     if slot.dtype == "F4":
         if not shape or shape[-1] % 2:
-            raise FormatError(f"tensor {name!r} of type F4 needs an even last dimension, not {_short(shape)}")
+            raise FormatError(f"tensor {quote(name)} of type F4 needs an even last dimension, not {dims(shape)}")
         shape = (*shape[:-1], shape[-1] // 2)
     return dtype.name, shape, math.prod(shape) * dtype.itemsize
-
-
-def _short(shape: tuple[int, ...]) -> str:
-    text = ", ".join(str(size) if size.bit_length() < 64 else "huge" for size in shape[:8])
-    return f"({text}{', ...' if len(shape) > 8 else ''})"

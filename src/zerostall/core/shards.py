@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from zerostall.core.dtypes import DTYPES
+from zerostall.core.quoting import clip, dims, quote
 from zerostall.core.safetensors import MAX_BYTES, MAX_RANK
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def shard_problems(shards: Sequence[Shard | Entry]) -> Iterator[str]:
     for shard in shards:
         problem = _name_problem(shard.name, seen) or _box_problem(shard)
         if problem:
-            yield f"{shard.name[:200]!r}: {problem}"
+            yield f"{quote(shard.name)}: {problem}"
 
 
 def place_problems(entries: Sequence[Entry], nbytes: int) -> Iterator[str]:
@@ -92,7 +93,7 @@ def place_problems(entries: Sequence[Entry], nbytes: int) -> Iterator[str]:
     `nbytes`.
     """
     if not 0 <= nbytes <= MAX_BYTES:
-        yield f"an image cannot have {_short((nbytes,))} bytes"
+        yield f"an image cannot have {clip(nbytes)} bytes"
         return
     at = entries[0].offset if entries else nbytes
     if at < 0:
@@ -100,14 +101,14 @@ def place_problems(entries: Sequence[Entry], nbytes: int) -> Iterator[str]:
     for entry in entries:
         itemsize = DTYPES[entry.dtype].itemsize
         if entry.nbytes != math.prod(entry.shape) * itemsize:
-            yield f"{entry.name!r}: {_short((entry.nbytes,))} bytes are not what its shape and type make"
+            yield f"{quote(entry.name)}: {clip(entry.nbytes)} bytes are not what its shape and type make"
             return
         if entry.offset != at or at % itemsize:
-            yield f"{entry.name!r} begins at byte {_short((entry.offset,))}, not at {at} or not aligned"
+            yield f"{quote(entry.name)} begins at byte {clip(entry.offset)}, not at {at} or not aligned"
             return
         at += entry.nbytes
     if at != nbytes:
-        yield f"the tensors end at byte {_short((at,))}, the image at {nbytes}"
+        yield f"the tensors end at byte {clip(at)}, the image at {nbytes}"
 
 
 def view_problems(views: Sequence[View], entries: Sequence[Shard | Entry]) -> Iterator[str]:
@@ -119,7 +120,7 @@ def view_problems(views: Sequence[View], entries: Sequence[Shard | Entry]) -> It
     for view in views:
         problem = _name_problem(view.name, seen) or _view_problem(view, bases.get(view.base))
         if problem:
-            yield f"{view.name[:200]!r}: {problem}"
+            yield f"{quote(view.name)}: {problem}"
 
 
 def _name_problem(name: str, seen: set[str]) -> str:
@@ -141,7 +142,7 @@ def _name_problem(name: str, seen: set[str]) -> str:
 def _sizes_problem(sizes: Sequence[int]) -> str:
     for size in sizes:
         if type(size) is not int or not 0 <= size <= MAX_BYTES:
-            return f"{_short(sizes)} has a size that is no integer from 0 to {MAX_BYTES}"
+            return f"{dims(sizes)} has a size that is no integer from 0 to {MAX_BYTES}"
     if len(sizes) > MAX_RANK:
         return f"{len(sizes)} dimensions, more than {MAX_RANK}"
     return ""
@@ -149,7 +150,7 @@ def _sizes_problem(sizes: Sequence[int]) -> str:
 
 def _box_problem(shard: Shard | Entry) -> str:
     if shard.dtype not in DTYPES:
-        return f"tensors of type {shard.dtype[:100]} cannot be stored"
+        return f"tensors of type {clip(shard.dtype)} cannot be stored"
     problem = _sizes_problem(shard.shape)
     if problem:
         return problem
@@ -162,17 +163,17 @@ def _box_problem(shard: Shard | Entry) -> str:
         return "box, whole and start do not have the same number of dimensions"
     for size, total, begin in zip(shard.shape, shard.global_shape, shard.start, strict=True):
         if begin + size > total:
-            box = f"{_short(shard.shape)} at {_short(shard.start)}"
-            return f"the box {box} reaches out of the whole {_short(shard.global_shape)}"
+            box = f"{dims(shard.shape)} at {dims(shard.start)}"
+            return f"the box {box} reaches out of the whole {dims(shard.global_shape)}"
     return ""
 
 
 def _view_problem(view: View, base: Shard | Entry | None) -> str:
     if base is None:
-        return f"it looks into {view.base[:200]!r}, which is no tensor of this layout"
+        return f"it looks into {quote(view.base)}, which is no tensor of this layout"
     dtype = DTYPES.get(view.dtype)
     if dtype is None:
-        return f"tensors of type {view.dtype[:100]} cannot be stored"
+        return f"tensors of type {clip(view.dtype)} cannot be stored"
     problem = _sizes_problem(view.shape) or _sizes_problem(view.strides) or _sizes_problem((view.start,))
     if problem:
         return problem
@@ -183,10 +184,5 @@ def _view_problem(view: View, base: Shard | Entry | None) -> str:
         last = sum((size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True))
         extent = (last + 1) * dtype.itemsize
     if view.start + extent > math.prod(base.shape) * DTYPES[base.dtype].itemsize:
-        return f"it reaches out of {view.base!r}"
+        return f"it reaches out of {quote(view.base)}"
     return ""
-
-
-def _short(sizes: Sequence[int]) -> str:
-    text = ", ".join(str(size) if isinstance(size, int) and size.bit_length() < 64 else "huge" for size in sizes[:8])
-    return f"({text}{', ...' if len(sizes) > 8 else ''})"

@@ -19,6 +19,7 @@ import msgspec
 
 from zerostall.core import codecs, names
 from zerostall.core.codecs import Codec
+from zerostall.core.quoting import clip, quote
 from zerostall.errors import FormatError, StateError
 
 Document: TypeAlias = msgspec.Raw
@@ -99,8 +100,11 @@ def decode(document: Document | bytes, tensor: Callable[[str], object]) -> objec
     try:
         json = msgspec.json.decode(document)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise FormatError(f"values that cannot be read: {error}") from None
-    return _lift(json, 0, tensor)
+        raise FormatError(f"values that cannot be read: {clip(error)}") from None
+    try:
+        return _lift(json, 0, tensor)
+    except RecursionError:
+        raise FormatError("values are nested too deep for what is left of this thread's stack") from None
 
 
 def register(kind: type[_Value], tag: str, write: Callable[[_Value], object], read: Callable[[object], _Value]) -> None:
@@ -255,7 +259,7 @@ def _lift_object(node: dict[str, object], depth: int, tensor: _Tensor) -> object
     for key, item in node.items():
         if key.startswith("$"):
             if len(node) > 1:
-                raise FormatError(f"values with an odd key {key[:100]!r}")
+                raise FormatError(f"values with an odd key {quote(key)}")
             return _lift_tagged(key[1:], item, depth, tensor)
         result[key] = _lift(item, depth + 1, tensor)
     return result
@@ -269,7 +273,7 @@ def _lift_tagged(tag: str, payload: object, depth: int, tensor: _Tensor) -> obje
     codec = _READ.get(tag)
     if codec is None:
         raise FormatError(
-            f"values of a type {tag[:100]!r} that is unknown here",
+            f"values of a type {quote(tag)} that is unknown here",
             hint="import what this state was saved with (torch, numpy) or install a newer zerostall",
         )
     if codec.nested:
@@ -277,7 +281,7 @@ def _lift_tagged(tag: str, payload: object, depth: int, tensor: _Tensor) -> obje
     try:
         return codec.read(payload)
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
-        raise FormatError(f"a damaged value of type {tag!r}: {error}") from None
+        raise FormatError(f"a damaged value of type {tag!r}: {clip(error)}") from None
 
 
 # Explaining

@@ -21,7 +21,7 @@ from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
 from zerostall.core.layout import Layout
-from zerostall.core.manifest import Manifest, Record
+from zerostall.core.manifest import Manifest
 from zerostall.errors import (
     CorruptError,
     FormatError,
