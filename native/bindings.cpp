@@ -15,6 +15,7 @@
 #include "tensors.hpp"
 #include "transfer.hpp"
 #include "verify.hpp"
+#include "watch.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -207,6 +208,19 @@ void bind_work(nb::module_& m) {
 }
 
 void bind_tensors(nb::module_& m) {
+  nb::class_<zs::Watch>(m, "Watch", "The items of some dicts and lists, held, to tell whether they are still the same.")
+      .def(
+          "__init__",
+          [](zs::Watch* self, nb::sequence containers) {
+            std::vector<PyObject*> pointers;
+            for (nb::handle container : containers) pointers.push_back(container.ptr());
+            new (self) zs::Watch(pointers);
+          },
+          "containers"_a, nb::sig("def __init__(self, containers: collections.abc.Sequence[dict | list]) -> None"))
+      .def("same", &zs::Watch::same,
+           "Is every key, value and element the very object it was? A plain number, string or None may have become "
+           "another of its type.");
+
   nb::class_<zs::Tensors>(m, "Tensors",
                           "Tensors or numpy arrays, in the order of a plan's pieces; keeps them alive.")
       .def(
@@ -242,18 +256,19 @@ void bind_copies(nb::module_& m) {
       .def(
           "__init__",
           [](Capture* self, nb::object pool, const Plan& plan, nb::object sources, uint64_t image,
-             std::vector<uint32_t> at_once) {
+             std::vector<uint32_t> at_once, int announce) {
             zs::Arrays arrays = nb::cast<zs::Tensors&>(sources).sources();
             const auto& workers = nb::cast<const zs::Pool&>(pool);
             make(self, {pool, sources}, [&] {
               return zs::Capture::begin(workers, plan.plan, std::move(arrays), pointer<std::byte>(image),
-                                        at_once);
+                                        at_once, announce);
             });
           },
-          "pool"_a, "plan"_a, "sources"_a, "image"_a, nb::kw_only(), "at_once"_a,
+          "pool"_a, "plan"_a, "sources"_a, "image"_a, nb::kw_only(), "at_once"_a, "announce"_a = -1,
           nb::sig("def __init__(self, pool: Pool, plan: Plan, sources: Tensors, image: int, *, "
-                  "at_once: collections.abc.Sequence[int]) -> None"),
-          "Pieces in `at_once` are copied before this returns. Call sources.refresh() right before.")
+                  "at_once: collections.abc.Sequence[int], announce: int = -1) -> None"),
+          "Pieces in `at_once` are copied before this returns. Call sources.refresh() right before.\n\n"
+          "At the end 1 is added to the eventfd `announce`, which must stay open until then.")
       .def(
           "protect", [](const Capture& c, uint64_t freeze_bytes) { return c.get().protect(freeze_bytes); },
           nb::kw_only(), "freeze_bytes"_a = 0, nogil(), "Return when no source will be read any more.")

@@ -55,8 +55,9 @@ class AtOnce final : public Job {
 }  // namespace
 
 std::shared_ptr<Capture> Capture::begin(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sources,
-                                        std::byte* image, std::span<const uint32_t> at_once) {
+                                        std::byte* image, std::span<const uint32_t> at_once, int announce) {
   std::shared_ptr<Capture> capture(new Capture(pool, std::move(plan), std::move(sources), image));
+  capture->announce_to(announce);
   capture->copy_at_once(at_once);
   capture->start();
   return capture;

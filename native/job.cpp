@@ -70,6 +70,7 @@ void Job::complete() noexcept {
   done_.store(true, std::memory_order_release);
   ended_.notify_all();
   if (eventfd_ >= 0) ::eventfd_write(eventfd_, 1);
+  if (announced_ >= 0) ::eventfd_write(announced_, 1);
 }
 
 bool Job::failed() const noexcept {

@@ -47,6 +47,7 @@ class Job : public std::enable_shared_from_this<Job> {
 
  protected:
   explicit Job(std::shared_ptr<Workers> workers, uint64_t units);
+  void announce_to(int eventfd) noexcept { announced_ = eventfd; }  // 1 is added to it at the end; before start
   void start();  // hands the job to the workers; the last statement of whoever builds one
   std::optional<uint64_t> claim() noexcept;
   uint64_t unclaimed() const noexcept;
@@ -76,6 +77,7 @@ class Job : public std::enable_shared_from_this<Job> {
   std::condition_variable ended_;
   std::exception_ptr error_;
   int eventfd_ = -1;
+  int announced_ = -1;  // somebody else's
 };
 
 }  // namespace zs

@@ -18,6 +18,7 @@ from zerostall._native import (
     Segment,
     Tensors,
     Verify,
+    Watch,
     crc32c,
     crc32c_memory,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "Segment",
     "Tensors",
     "Verify",
+    "Watch",
     "crc32c",
     "crc32c_memory",
 ]

@@ -39,7 +39,8 @@ class Captures:
     """Driven by the training thread.
 
     The survey of the state is kept while it fits; pointers, shapes and version counters are read afresh every time.
-    `settle` waits until the image before is captured: its sources are read again only then.
+    `settle` waits until the image before is captured: its sources are read again only then. A capture that is done adds
+    1 to the eventfd `announce`.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Captures:
         shelf: Shelf,
         condition: threading.Condition,
         settle: Callable[[], None],
+        announce: int,
     ) -> None:
         self.pool = native.Pool("copy", options.copy_threads)
         self._state = state
@@ -58,6 +60,7 @@ class Captures:
         self._shelf = shelf
         self._condition = condition
         self._settle = settle
+        self._announce = announce
         self._survey: Survey | None = None
         self._sources: native.Tensors | None = None
         self._plan: native.Plan | None = None
@@ -93,7 +96,9 @@ class Captures:
             values = self._state.values(survey)
         except OutdatedError:
             raise _Changed from None
-        capture = native.Capture(self.pool, plan, sources, memory.address(slot), at_once=survey.at_once)
+        capture = native.Capture(
+            self.pool, plan, sources, memory.address(slot), at_once=survey.at_once, announce=self._announce
+        )
         return Taken(slot, survey.layout, capture, sources, values)
 
     def _survey_anew(self) -> Survey:

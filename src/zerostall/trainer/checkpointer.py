@@ -105,10 +105,16 @@ class Checkpointer:
         )
         self._link = Link(runtime_dir(), hello, _Ear(self))
         self._ledger.found(self._link.welcome.steps)
-        self._captures = Captures(
-            self._state, self._options, self._link, self._shelf, self._condition, self._settle
-        )
         self._sealer = Sealer(self._shelf, self._link, self._dirty)
+        self._captures = Captures(
+            self._state,
+            self._options,
+            self._link,
+            self._shelf,
+            self._condition,
+            self._settle,
+            self._sealer.announce,
+        )
         self._guard = Guard(self._state.optimizers, self._protect)
         self._at_exit = _close_at_exit(self)
 

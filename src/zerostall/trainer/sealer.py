@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from collections import deque
 from collections.abc import Callable
 
 import msgspec
@@ -12,7 +14,6 @@ from zerostall.core import manifest as manifests
 from zerostall.core.layout import CHUNK
 from zerostall.core.manifest import Record
 from zerostall.errors import StateError, TornError, ZerostallError
-from zerostall.flow.worker import Worker
 from zerostall.trainer.flight import Flight
 from zerostall.trainer.link import Link
 from zerostall.trainer.memory import Shelf
@@ -22,18 +23,29 @@ _NAMED = 5
 
 
 class Sealer:
-    """One flight at a time, in order. `dirty` hears of each that came to nothing."""
+    """One flight at a time, in order. `dirty` hears of each that came to nothing.
+
+    Its thread sleeps until a capture is done and says so through `announce`: `save` itself wakes nobody, so that no
+    thread competes with training for the interpreter while a step begins.
+    """
 
     def __init__(self, shelf: Shelf, link: Link, dirty: Callable[[Flight, ZerostallError], None]) -> None:
+        self.announce = os.eventfd(0, os.EFD_CLOEXEC)
         self._shelf = shelf
         self._link = link
         self._dirty = dirty
-        self._worker = Worker("zerostall seal")
+        self._flights: deque[Flight] = deque()
         self._last: threading.Event | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="zerostall seal", daemon=True)
+        self._thread.start()
 
     def seal(self, flight: Flight) -> None:
+        """Finish a flight as soon as its capture, which announces its end here, is done."""
+        self._flights.append(flight)
         self._last = flight.landed
-        self._worker.submit(lambda: self._finish(flight))
+        if flight.taken.capture.done():
+            os.eventfd_write(self.announce, 1)  # it may have ended before it was here
 
     def settle(self) -> None:
         """Wait until the agent has been told of every flight."""
@@ -41,7 +53,17 @@ class Sealer:
             self._last.wait()
 
     def close(self) -> None:
-        self._worker.close(5.0)
+        self._closing = True
+        os.eventfd_write(self.announce, 1)
+        self._thread.join(5.0)
+        if not self._thread.is_alive():
+            os.close(self.announce)
+
+    def _run(self) -> None:
+        while not self._closing:
+            os.eventfd_read(self.announce)
+            while self._flights and self._flights[0].taken.capture.done():
+                self._finish(self._flights.popleft())
 
     def _finish(self, flight: Flight) -> None:
         try:

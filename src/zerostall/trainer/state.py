@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from zerostall import native
 from zerostall.core import layout as layouts
 from zerostall.core import values as core_values
 from zerostall.core.layout import Shard
@@ -24,7 +25,6 @@ from zerostall.trainer.parts.kinds import part_of, root_part
 from zerostall.trainer.parts.rng import GeneratorStates
 from zerostall.trainer.returning import RestoreReport, Targets
 from zerostall.trainer.walk import OutdatedError, Part, Walk
-from zerostall.trainer.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -59,7 +59,7 @@ class Survey:
     at_once: list[int]
     tracked: list[bool]
     parts: dict[str, Part]
-    watch: Watch
+    watch: native.Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ def _survey(walk: Walk, *, user_guards: bool) -> Survey:
         [index for index, is_tracked in enumerate(tracked) if not is_tracked],
         tracked,
         walk.parts,
-        Watch(walk.watched),
+        native.Watch(walk.watched),
     )
 
 

@@ -1,0 +1,36 @@
+// Do dicts and lists of Python still hold the very objects they held? Asked before every capture.
+#pragma once
+#include <cstddef>
+#include <vector>
+
+struct _object;  // PyObject
+
+namespace zs {
+
+// Everything here needs the GIL, the destructor too. Keeps a reference to each container and each item, so that no
+// address can come back as another object.
+class Watch {
+ public:
+  // Throws Kind::usage for what is neither a dict nor a list.
+  explicit Watch(const std::vector<_object*>& containers);
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+  ~Watch();
+
+  bool same() const;
+
+ private:
+  struct Container {
+    _object* object;
+    bool is_dict;
+    size_t end;  // of its items in items_
+  };
+
+  void hold(_object* item);
+  void drop() noexcept;
+
+  std::vector<Container> containers_;
+  std::vector<_object*> items_;  // of a dict: key, value, key, value
+};
+
+}  // namespace zs
