@@ -87,7 +87,7 @@ def kill_and_resume(console: Console, arguments: argparse.Namespace, folder: Pat
     killed = trainer.killed
     trainer = Trainer(steps, folder)
     watch(console, trainer, "restarted without the old agent", steps, kill_at=None, pause=0)
-    recoveries.append(recovery_row("trainer and agent killed", killed, trainer))
+    recoveries.append(recovery_row("both killed", killed, trainer))
     second_tier = trainer.restored.tier if trainer.restored else "nowhere"
 
     table = Table(title="From kill -9 to the next finished step", title_justify="left")
