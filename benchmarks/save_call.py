@@ -88,9 +88,8 @@ def main() -> None:
         page.samples[f"call at {tensors} s"] = calls
         page.samples[f"plan at {tensors} s"] = plans
         p50, p99 = percentile(calls, 0.5), percentile(calls, 0.99)
-        page.rows.append(
-            (f"{tensors:,}", f"{elements * 4 >> 10} KiB", str(saves), *map(seconds, (p50, p99, max(calls), first, median(plans)))),
-        )
+        times = map(seconds, (p50, p99, max(calls), first, median(plans)))
+        page.rows.append((f"{tensors:,}", f"{elements * 4 >> 10} KiB", str(saves), *times))
         for goal, value in zip(goals[tensors], (p50, p99), strict=True):
             if goal:
                 page.goals[f"{tensors:,} tensors: {goal}"] = seconds(value)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from shim.faults import Call, Shim, Trace
 
 TRAIN = """
