@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -231,6 +232,21 @@ def test_a_named_run_keeps_its_folder(folder: Path, where: Path) -> None:
         HandTrainer(folder, where, run="bert")
     HandTrainer(folder, where, run="gpt").leave()
     HandTrainer(folder, where).leave()
+
+
+def test_host_memory_of_a_folder_that_was_removed_is_forgotten(folder: Path, where: Path) -> None:
+    first = HandTrainer(folder, where)
+    first.lease()
+    first.seal(5)
+    first.hear(m.Reached, step=5, tier="disk")
+    first.leave()
+    shutil.rmtree(where)
+    second = HandTrainer(folder, where)
+    assert (second.welcome.steps, second.copies()) == ((), set())
+    assert second.welcome.run_id != first.welcome.run_id
+    second.lease()
+    second.seal(1)
+    second.hear(m.Reached, step=1, tier="disk")
 
 
 def test_a_folder_that_cannot_be_written_is_refused_at_once(folder: Path, tmp_path: Path) -> None:

@@ -14,9 +14,11 @@ from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
 from zerostall.core.layout import Layout
 from zerostall.core.manifest import RunFacts
-from zerostall.errors import RunMismatchError
+from zerostall.errors import FormatError, RunMismatchError
 from zerostall.flow.folder_lock import FolderLock
 from zerostall.tiers.disk import DiskTier, read_file, storage_errors, write_whole
+
+UNREAD = "unread"
 
 
 class RunFolder:
@@ -31,21 +33,25 @@ class RunFolder:
         self.disk = DiskTier(where, pool)
         self.on_disk: set[int] = set()
         self._lock: FolderLock | None = None
-        self.facts = RunFacts(run="unread", name="", fingerprint=layouts.fingerprint([]))
+        self.facts = RunFacts(run=UNREAD, name="", fingerprint=layouts.fingerprint([]))
 
     def taken(self) -> bool:
         return self._lock is not None
 
-    def take(self) -> None:
+    def take(self) -> bool:
         """Take the folder, creating it if need be, and clear what dead writers left.
+
+        False when it is not the folder it was: somebody removed or replaced it since.
 
         Raises:
             StorageError: it cannot be written.
             RunBusyError: another agent has it.
             FormatError: its run.json is not ours.
         """
-        if self._lock is not None:
-            return
+        before = self.facts.run
+        if self._lock is not None and self._is_there():
+            return True
+        self.let_go()
         with storage_errors(self.where, "the run's folder", 0):
             self.where.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(self.where)
@@ -56,6 +62,7 @@ class RunFolder:
             except BaseException:
                 self.let_go()
                 raise
+        return before in (self.facts.run, UNREAD)
 
     def let_go(self) -> None:
         if self._lock is not None:
@@ -83,6 +90,13 @@ class RunFolder:
         """Note what the run's state looked like at first, for people and for `zerostall doctor`."""
         if self.facts.fingerprint == layouts.fingerprint([]):
             self._write_facts(msgspec.structs.replace(self.facts, fingerprint=layouts.fingerprint([layout])))
+
+    def _is_there(self) -> bool:
+        """Is the folder still the one whose facts were read?"""
+        try:
+            return manifests.decode_run(read_file(self.where / names.RUN)).run == self.facts.run
+        except (FileNotFoundError, FormatError):
+            return False
 
     def _read_facts(self) -> None:
         path = self.where / names.RUN

@@ -75,7 +75,10 @@ class Run:
             )
         if hello.world != self.world and any(berth.client for berth in self.berths.values()):
             raise RunMismatchError(f"{self.where} runs with {self.world} ranks now, this trainer says {hello.world}")
-        self.folder.take()
+        if not self.folder.take():
+            log.warning("%s was removed or replaced: what host memory held of it is forgotten", self.where)
+            for stale in self.berths.values():
+                stale.forget(tuple(stale.sealed_steps()))
         self.folder.check_name(hello.run, empty=not self.steps())
         self.world = hello.world
         rules = hello.rules

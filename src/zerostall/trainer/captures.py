@@ -71,7 +71,7 @@ class Captures:
         When this returns, everything that the guard does not protect has been copied.
         """
         survey = self._survey
-        if survey is None or not self._state.fits(survey):
+        if survey is None or self._shelf.memory is None or not self._state.fits(survey):
             survey = self._survey_anew()
         while (slot := self._take_slot(when_busy)) is not None:
             try:

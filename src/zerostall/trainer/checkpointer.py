@@ -321,6 +321,10 @@ class _Ear:
         owner = self._owner()
         return owner._shelf.adoption() if owner is not None else None
 
+    def not_adopted(self) -> None:
+        if (owner := self._owner()) is not None:
+            owner._shelf.forget()
+
     def reconnected(self, welcome: m.Welcome) -> None:
         if (owner := self._owner()) is not None:
             owner._reconnected()

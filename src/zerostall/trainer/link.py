@@ -48,6 +48,10 @@ class Listener(Protocol):
         """What a new agent should take over: the message (its id is filled in) and the segment's descriptor."""
         ...
 
+    def not_adopted(self) -> None:
+        """The new agent has refused the memory: it holds nothing that counts any more."""
+        ...
+
     def reconnected(self, welcome: m.Welcome) -> None: ...
 
 
@@ -192,10 +196,7 @@ class Link:
         while not self._closed:
             try:
                 channel, self.welcome = self._greet()
-                adoption = self._listener.adoption()
-                if adoption is not None:
-                    message, fd = adoption
-                    _exchange(channel, message, fd)
+                self._hand_over(channel)
             except (ZerostallError, OSError) as problem:
                 failures += 1
                 wait = backoff.pause(failures, 0.5)
@@ -208,6 +209,19 @@ class Link:
             log.warning("agent %d has taken over", self.welcome.pid)
             self._listener.reconnected(self.welcome)
             return
+
+    def _hand_over(self, channel: Channel[m.FromAgent]) -> None:
+        adoption = self._listener.adoption()
+        if adoption is None:
+            return
+        message, fd = adoption
+        try:
+            _exchange(channel, message, fd)
+        except ClosedError:
+            raise
+        except ZerostallError as refusal:
+            log.error("the new agent does not take over the memory: %s; the next save borrows other memory", refusal)
+            self._listener.not_adopted()
 
     def _fail_waiting(self, why: str) -> None:
         with self._lock:

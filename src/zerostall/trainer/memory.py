@@ -57,7 +57,8 @@ class Shelf:
     def leased(self) -> None:
         """The agent has answered a lease: grants heard from now on are for the new memory, not installed yet."""
         with self._condition:
-            self._old, self.memory = self.memory, None
+            if self.memory is not None:
+                self._old, self.memory = self.memory, None
             self._early_grant = None
 
     def grant(self, slot: int) -> None:
@@ -86,6 +87,13 @@ class Shelf:
     def ready(self) -> bool:
         """Is a slot granted? Caller holds the condition."""
         return self.memory is not None and self.memory.granted is not None
+
+    def forget(self) -> None:
+        """The memory counts no longer; it stays mapped until other memory is installed, for a capture may go on."""
+        with self._condition:
+            if self.memory is not None:
+                self._old, self.memory = self.memory, None
+            self._condition.notify_all()
 
     def close(self) -> None:
         with self._condition:
