@@ -1,0 +1,129 @@
+"""Golden files: what was written once is read for ever, by us and with nothing of ours."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from golden import make
+from zerostall.core import layout, manifest, steps, values
+from zerostall.core import safetensors as headers
+from zerostall.core.values import TensorRef
+
+V1 = Path(__file__).parent / "v1"
+STEP = V1 / "step-000000000007"
+
+
+def test_the_current_writer_makes_the_same_bytes():
+    found = {path.relative_to(V1).as_posix(): path.read_bytes() for path in V1.rglob("*") if path.is_file()}
+    made = make.files()
+    assert sorted(found) == sorted(made)
+    for name, data in made.items():
+        assert found[name] == data, name
+
+
+@pytest.mark.parametrize(("step", "world"), [(7, 1), (12, 2)])
+def test_every_file_vouches_for_the_next(step: int, world: int):
+    folder = V1 / steps.step_folder(step)
+    whole = manifest.decode_manifest((folder / steps.MANIFEST).read_bytes())
+    assert (whole.run, whole.step, whole.world, whole.created) == (make.RUN, step, world, make.CREATED)
+    for rank in range(world):
+        data = (folder / steps.record_file(rank)).read_bytes()
+        record = manifest.decode_record(data)
+        assert manifest.record_difference(whole, record, data) == ""
+        file = V1 / steps.LAYOUTS / steps.layout_file(record.layout)
+        made = layout.decode(file.read_bytes(), source=str(file))
+        assert made.digest == record.layout
+        image = (folder / steps.image_file(rank)).read_bytes()
+        assert image.startswith(made.header)
+        assert len(image) == made.nbytes == record.nbytes
+        assert make.crc32c(image) == record.checksum == whole.ranks[rank].checksum
+        header = headers.decode(made.header, made.nbytes)
+        assert [tensor.name for tensor in header.tensors if tensor.nbytes] == [e.name for e in made.entries if e.nbytes]
+
+
+def test_small_values_come_back():
+    record = manifest.decode_record((STEP / steps.record_file(0)).read_bytes())
+    tree = values.decode(record.values, TensorRef)
+    kind, found = tree["parts"]["state"]
+    assert kind == "container"
+    for name, value in make.VALUES.items():
+        assert type(found[name]) is type(value)
+        if name not in ("set", "floats"):
+            assert repr(found[name]) == repr(value)
+    assert found["set"] == {1, 2, 3}
+    assert [struct.pack(">d", number) for number in found["floats"]] == [
+        struct.pack(">d", number) for number in make.VALUES["floats"]
+    ]
+    assert found["a.b"] == TensorRef(r"state.a\.b")
+
+
+def test_facts_of_the_run():
+    run = manifest.decode_run((V1 / steps.RUN).read_bytes())
+    assert (run.run, run.name, run.created) == (make.RUN, "golden", make.CREATED)
+
+
+def test_a_reader_with_nothing_of_ours():
+    """Checks a step and reads its tensors by docs/format.md alone: json, hashlib, struct."""
+
+    def opened(path: Path) -> dict:
+        data = path.read_bytes()
+        body = data[data.index(b'"body":') + 7 : -2]
+        file = json.loads(data)
+        assert hashlib.sha256(body).hexdigest() == file["sha256"]
+        assert file["body"]["version"] == 1
+        return file["body"]
+
+    whole = opened(STEP / "manifest.json")
+    (rank,) = whole["ranks"]
+    data = (STEP / "rank-00000.json").read_bytes()
+    assert hashlib.sha256(data).hexdigest() == rank["record"]
+    record = opened(STEP / "rank-00000.json")
+    image = (STEP / "rank-00000.safetensors").read_bytes()
+    chunk = record["chunk_bytes"]
+    chunks = [image[at : at + chunk] for at in range(0, len(image), chunk)]
+    assert [make.crc32c(part) for part in chunks] == record["checksums"]
+    assert make.crc32c(image) == record["checksum"] == rank["checksum"]
+    shape = opened(V1 / "layouts" / f"{record['layout']}.json")
+    entries = {entry["name"]: entry for entry in shape["entries"]}
+    weight = entries["model.weight"]
+    raw = image[weight["offset"] : weight["offset"] + weight["nbytes"]]
+    assert weight["dtype"] == "float32" and weight["shape"] == [2, 3]
+    assert struct.unpack("<6f", raw) == (0, 1, 2, 3, 4, 5)
+    (view,) = shape["views"]
+    assert (view["name"], view["base"], view["shape"], view["strides"], view["start"]) == (
+        "model.turned", "model.weight", [3, 2], [1, 3], 0,
+    )  # fmt: skip
+
+
+def test_safetensors_reads_the_images():
+    for rank, half in make.HALVES.items():
+        found = safetensors.numpy.load_file(V1 / "step-000000000012" / f"rank-{rank:05d}.safetensors")
+        np.testing.assert_array_equal(found["model.table"], np.frombuffer(half, np.int16).reshape(1, 2))
+
+
+def test_the_whole_state_is_loaded():
+    torch = pytest.importorskip("torch")
+    contract = pytest.importorskip("zerostall.tiers.contract", exc_type=ImportError)
+    load = pytest.importorskip("zerostall.trainer.load", exc_type=ImportError)
+    record = manifest.decode_record((STEP / steps.record_file(0)).read_bytes())
+    made = layout.decode((V1 / steps.LAYOUTS / steps.layout_file(record.layout)).read_bytes())
+    image = bytearray((STEP / steps.image_file(0)).read_bytes())
+    found = load.tree(contract.Stored(made, record), memoryview(image))
+    weight, turned = found["model"]["weight"], found["model"]["turned"]
+    assert torch.equal(weight, torch.arange(6.0).reshape(2, 3))
+    assert torch.equal(turned, weight.T) and turned.data_ptr() == weight.data_ptr()
+    assert found["model"]["scale"].item() == 1.5
+    assert torch.equal(found["state"]["phase"], torch.tensor([1j, 2 - 3j]))
+    assert found["state"]["count"].item() == -2
+    assert found["state"]["mask"].tolist() == [True, False, True]
+    assert found["state"]["codes"].dtype == torch.float8_e4m3fnuz
+    assert found["state"]["empty"].shape == (0, 4)
+    assert found["state"]["a.b"].tolist() == [7, 8]
+    assert found["state"]["ordered"] == make.VALUES["ordered"]
