@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import random
 
@@ -69,6 +71,20 @@ def test_tensors_lie_where_the_format_says(made: layout.Layout):
 @given(layouts())
 def test_a_layout_comes_back_from_its_file(made: layout.Layout):
     assert layout.decode(layout.encode(made)) == made
+
+
+def canonical(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+@given(layouts())
+def test_any_json_writer_gives_the_same_digest_and_header(made: layout.Layout):
+    body = canonical(json.loads(layout.encode(made))["body"])
+    assert hashlib.sha256(body).hexdigest() == made.digest
+    text = canonical(json.loads(made.header[8:]))
+    assert made.header[8:].rstrip(b" ") == text
+    assert len(made.header) == -(-(8 + len(text)) // 4096) * 4096
+    assert int.from_bytes(made.header[:8], "little") == len(made.header) - 8
 
 
 @given(shards(), st.randoms(use_true_random=False))
