@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hand import LAYOUT, RULES, HandTrainer, close_all, kill_agent, visit, wait_until
 from images import HandMade, make_layout, record_of
 from zerostall import native
 from zerostall.core import layout as layouts
@@ -21,107 +21,13 @@ from zerostall.errors import CapacityError, RunBusyError, RunMismatchError, Stor
 from zerostall.tiers.disk import DiskTier
 from zerostall.wire import messages as m
 from zerostall.wire import rendezvous
-from zerostall.wire.channel import Channel, ClosedError
-
-LAYOUT = make_layout(3_000_000, 1001)
-RULES = m.Rules(keep_last=3)
-
-
-_open: list[Channel[m.FromAgent]] = []
-
-
-class HandTrainer:
-    """A trainer without torch: it says hello, borrows memory, and seals images made by hand."""
-
-    def __init__(self, folder: Path, where: Path, **hello: object) -> None:
-        self.channel = rendezvous.connect_or_start(folder)
-        _open.append(self.channel)
-        self.channel.socket.settimeout(30)
-        self.events: list[m.Message] = []
-        fields = {"rank": 0, "world": 1, "rules": RULES, **hello}
-        self.welcome = self.ask(m.Hello(id=1, protocol=m.PROTOCOL, pid=os.getpid(), where=str(where), **fields))
-        self.segment: native.Segment | None = None
-
-    def ask(self, request: m.Message, *fds: int):
-        answer, received = self.ask_for_memory(request, *fds)
-        for fd in received:
-            os.close(fd)
-        return answer
-
-    def ask_for_memory(self, request, *fds: int):
-        self.channel.send(request, *fds)
-        while True:
-            for index, (message, received) in enumerate(self._receive()):
-                if getattr(message, "id", None) == request.id:
-                    if isinstance(message, m.Refused):
-                        raise message.error()
-                    return message, received
-
-    def _receive(self):
-        answers = []
-        for message, fds in self.channel.receive():
-            if getattr(message, "id", None) is None:
-                self.events.append(message)
-            else:
-                answers.append((message, fds))
-        return answers
-
-    def lease(self, layout=LAYOUT, slots: int = 3) -> None:
-        self.events.clear()
-        leased, fds = self.ask_for_memory(m.Lease(id=2, layout=layouts.encode(layout), slots=slots))
-        self.segment = native.Segment.attach(fds[0], leased.nbytes)
-        os.close(fds[0])
-        self.stride = leased.stride
-
-    def hear(self, kind: type[m.Message], **fields: object):
-        """The next event of a kind; earlier ones of other kinds are dropped."""
-        while True:
-            for event in list(self.events):
-                self.events.remove(event)
-                if isinstance(event, kind) and all(getattr(event, k) == v for k, v in fields.items()):
-                    return event
-            self._receive()
-
-    def seal(self, step: int, layout=LAYOUT, **wish: object) -> HandMade:
-        slot = self.hear(m.Granted).slot
-        made = HandMade(layout, step)
-        assert self.segment is not None
-        self.segment.view(slot * self.stride, layout.nbytes)[:] = made.bytes
-        run = self.welcome.run_id
-        record = manifests.encode_record(record_of(layout, made.bytes, step, run=run))
-        self.channel.send(m.Sealed(slot=slot, record=record, **wish))
-        return made
-
-    def fetch(self, step: int, tier: str, layout=LAYOUT) -> bytes:
-        fetched, fds = self.ask_for_memory(m.Fetch(id=5, step=step, tier=tier))
-        segment = native.Segment.attach(fds[0], fetched.nbytes)
-        os.close(fds[0])
-        data = bytes(segment.view(fetched.offset, layout.nbytes))
-        segment.close()
-        self.ask(m.Release(id=6))
-        return data
-
-    def copies(self) -> set[tuple[int, str, bool]]:
-        return {(c.step, c.tier, c.clean) for c in self.ask(m.Find(id=4)).copies}
-
-    def leave(self) -> None:
-        self.channel.close()
+from zerostall.wire.channel import ClosedError
 
 
 @pytest.fixture(autouse=True)
 def close_channels() -> Iterator[None]:
     yield
-    while _open:
-        _open.pop().close()
-
-
-def visit(folder: Path) -> Channel[m.FromAgent] | None:
-    """A bare connection, when an agent listens."""
-    channel = rendezvous.connect(folder)
-    if channel is not None:
-        channel.socket.settimeout(30)
-        _open.append(channel)
-    return channel
+    close_all()
 
 
 @pytest.fixture
@@ -135,28 +41,6 @@ def folder(agent_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture
 def where(tmp_path: Path) -> Path:
     return tmp_path / "run"
-
-
-def agent_pid(folder: Path) -> int:
-    channel = visit(folder)
-    assert channel is not None
-    channel.send(m.Status(id=1))
-    (report, _), *_ = channel.receive()
-    channel.close()
-    return report.pid
-
-
-def kill_agent(folder: Path) -> None:
-    pid = agent_pid(folder)
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not Path(f"/proc/{pid}").exists())
-
-
-def wait_until(condition, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 def test_a_sealed_image_is_clean_in_host_memory_and_soon_on_disk(folder: Path, where: Path) -> None:
@@ -306,11 +190,10 @@ def test_the_agent_goes_away_when_idle(agent_environment: dict[str, str], where:
     folder = Path(agent_environment["ZEROSTALL_RUNTIME_DIR"])
     monkeypatch.setenv("ZEROSTALL_RUNTIME_DIR", str(folder))
     monkeypatch.setenv("ZEROSTALL_AGENT_IDLE", "0.3")
-    trainer = HandTrainer(folder, where)
+    HandTrainer(folder, where)
     time.sleep(1.0)
     assert visit(folder) is not None  # a trainer is attached: it stays
-    while _open:
-        _open.pop().close()
+    close_all()
     wait_until(lambda: not rendezvous.socket_path(folder).exists())
     assert visit(folder) is None
 

@@ -1,0 +1,137 @@
+"""A trainer without torch, driven by hand, and what tests do to its agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from images import HandMade, make_layout, record_of
+from zerostall import native
+from zerostall.core import layout as layouts
+from zerostall.core import manifest as manifests
+from zerostall.wire import messages as m
+from zerostall.wire import rendezvous
+from zerostall.wire.channel import Channel
+
+LAYOUT = make_layout(3_000_000, 1001)
+RULES = m.Rules(keep_last=3)
+
+_open: list[Channel[m.FromAgent]] = []
+
+
+class HandTrainer:
+    """A trainer without torch: it says hello, borrows memory, and seals images made by hand."""
+
+    def __init__(self, folder: Path, where: Path, **hello: object) -> None:
+        self.channel = rendezvous.connect_or_start(folder)
+        _open.append(self.channel)
+        self.channel.socket.settimeout(30)
+        self.events: list[m.Message] = []
+        fields = {"rank": 0, "world": 1, "rules": RULES, **hello}
+        self.welcome = self.ask(m.Hello(id=1, protocol=m.PROTOCOL, pid=os.getpid(), where=str(where), **fields))
+        self.segment: native.Segment | None = None
+
+    def ask(self, request: m.Message, *fds: int):
+        answer, received = self.ask_for_memory(request, *fds)
+        for fd in received:
+            os.close(fd)
+        return answer
+
+    def ask_for_memory(self, request, *fds: int):
+        self.channel.send(request, *fds)
+        while True:
+            for index, (message, received) in enumerate(self._receive()):
+                if getattr(message, "id", None) == request.id:
+                    if isinstance(message, m.Refused):
+                        raise message.error()
+                    return message, received
+
+    def _receive(self):
+        answers = []
+        for message, fds in self.channel.receive():
+            if getattr(message, "id", None) is None:
+                self.events.append(message)
+            else:
+                answers.append((message, fds))
+        return answers
+
+    def lease(self, layout=LAYOUT, slots: int = 3) -> None:
+        self.events.clear()
+        leased, fds = self.ask_for_memory(m.Lease(id=2, layout=layouts.encode(layout), slots=slots))
+        self.segment = native.Segment.attach(fds[0], leased.nbytes)
+        os.close(fds[0])
+        self.stride = leased.stride
+
+    def hear(self, kind: type[m.Message], **fields: object):
+        """The next event of a kind; earlier ones of other kinds are dropped."""
+        while True:
+            for event in list(self.events):
+                self.events.remove(event)
+                if isinstance(event, kind) and all(getattr(event, k) == v for k, v in fields.items()):
+                    return event
+            self._receive()
+
+    def seal(self, step: int, layout=LAYOUT, **wish: object) -> HandMade:
+        slot = self.hear(m.Granted).slot
+        made = HandMade(layout, step)
+        assert self.segment is not None
+        self.segment.view(slot * self.stride, layout.nbytes)[:] = made.bytes
+        run = self.welcome.run_id
+        record = manifests.encode_record(record_of(layout, made.bytes, step, run=run))
+        self.channel.send(m.Sealed(slot=slot, record=record, **wish))
+        return made
+
+    def fetch(self, step: int, tier: str, layout=LAYOUT) -> bytes:
+        fetched, fds = self.ask_for_memory(m.Fetch(id=5, step=step, tier=tier))
+        segment = native.Segment.attach(fds[0], fetched.nbytes)
+        os.close(fds[0])
+        data = bytes(segment.view(fetched.offset, layout.nbytes))
+        segment.close()
+        self.ask(m.Release(id=6))
+        return data
+
+    def copies(self) -> set[tuple[int, str, bool]]:
+        return {(c.step, c.tier, c.clean) for c in self.ask(m.Find(id=4)).copies}
+
+    def leave(self) -> None:
+        self.channel.close()
+
+
+def close_all() -> None:
+    """Close every connection that was opened here."""
+    while _open:
+        _open.pop().close()
+
+
+def visit(folder: Path) -> Channel[m.FromAgent] | None:
+    """A bare connection, when an agent listens."""
+    channel = rendezvous.connect(folder)
+    if channel is not None:
+        channel.socket.settimeout(30)
+        _open.append(channel)
+    return channel
+
+
+def agent_pid(folder: Path) -> int:
+    channel = visit(folder)
+    assert channel is not None
+    channel.send(m.Status(id=1))
+    (report, _), *_ = channel.receive()
+    channel.close()
+    return report.pid
+
+
+def kill_agent(folder: Path) -> None:
+    pid = agent_pid(folder)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
