@@ -43,6 +43,9 @@ class Tensors {
     _object* dtype = nullptr;  // of those asked by method calls
     _object* place = nullptr;  // their torch.device
     uint32_t ndim = 0;
+    // Where torch keeps what describe() reads; never dereferenced here, so that stale addresses do no harm.
+    const std::byte* impl = nullptr;
+    const std::byte* storage = nullptr;
     size_t extent = 0;  // into extents_: the shape, then the strides in the producer's unit
     int64_t version = 0;
     bool tracked = false;
@@ -53,6 +56,7 @@ class Tensors {
   Geometry describe(Entry& entry, bool exchange);
   bool look(Entry& entry, std::byte*& data) const;  // false: something has changed
   bool look_by_calls(const Entry& entry, std::byte*& data) const;
+  static void fetch_ahead(const Entry& entry) noexcept;
   void remember(Entry& entry, const int64_t* shape, const int64_t* strides);
   Arrays arrays() const;
   void drop() noexcept;
