@@ -14,6 +14,12 @@ constexpr uint64_t kStreamed = 16 << 10;  // runs from this length on are checks
 constexpr uint64_t kWarm = 128 << 10;  // shorter ones afterwards, from a cache that surely still holds them
 constexpr uint64_t kTask = 1 << 20;    // at-once copies are cut into tasks of about this much
 
+// Many small sources lie anywhere in memory: asked for a few ahead, their bytes are there in time.
+void fetch_ahead(const Arrays& sources, std::span<const uint32_t> pieces, size_t k) {
+  constexpr size_t kAhead = 12;
+  if (k + kAhead < pieces.size()) __builtin_prefetch(sources.data[pieces[k + kAhead]]);
+}
+
 // The at-once copies, when they are worth the help of the workers.
 class AtOnce final : public Job {
  public:
@@ -39,6 +45,7 @@ class AtOnce final : public Job {
     const Task& task = tasks_[unit];
     for (size_t k = task.first; k < task.last; ++k) {
       const size_t piece = pieces_[k];
+      fetch_ahead(sources_, pieces_, k);
       gather(image_ + plan_.offset(piece) + task.begin, sources_.data[piece], (*sources_.geometries)[piece],
              task.begin, std::min(task.end, plan_.size(piece)));
     }
@@ -89,9 +96,12 @@ void Capture::copy_at_once(std::span<const uint32_t> at_once) {
   }
   const std::vector<Task> tasks = cut_tasks(*plan_, at_once, kTask);
   if (tasks.size() <= 2) {  // waking a worker would take longer
-    for (uint32_t piece : at_once)
+    for (size_t k = 0; k < at_once.size(); ++k) {
+      const uint32_t piece = at_once[k];
+      fetch_ahead(sources_, at_once, k);
       gather(image_ + plan_->offset(piece), sources_.data[piece], (*sources_.geometries)[piece], 0,
              plan_->size(piece));
+    }
     return;
   }
   std::make_shared<AtOnce>(workers_, *plan_, sources_, image_, at_once, tasks)->run_here();
