@@ -9,7 +9,7 @@ import torch
 from zerostall.core import names
 from zerostall.trainer import refs, tensors
 from zerostall.trainer.refs import Composite
-from zerostall.trainer.writes import as_tensor, view_of
+from zerostall.trainer.writes import view_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -167,6 +167,7 @@ class Landing:
         self.selection = aim.selection
         self.warnings = aim.warnings
         self._received = received
+        self.resolver = refs.Resolver(self.holder)
 
     def has(self, name: str) -> bool:
         """Return whether a stored tensor has landed."""
@@ -181,10 +182,4 @@ class Landing:
 
         `outer`: name of the first tensor within a tensor subclass -> the subclass's tensor that was filled in place.
         """
-        return refs.resolve(tree, refs.Resolver(self.holder, outer=outer or {}))
-
-
-def copy_into(target: Holder, source: torch.Tensor) -> None:
-    """Copy one tensor over another, whatever their strides and devices, without a trace in autograd."""
-    with torch.no_grad():
-        as_tensor(target).copy_(source)
+        return refs.resolve(tree, refs.Resolver(self.holder, outer=outer) if outer else self.resolver)

@@ -76,7 +76,7 @@ class Captures:
         while (slot := self._take_slot(when_busy)) is not None:
             try:
                 return self._begin(survey, slot)
-            except _Changed:
+            except (_Changed, OutdatedError):
                 self._shelf.put_back(slot)
                 survey = self._survey_anew()
             except BaseException:

@@ -51,7 +51,7 @@ class _Loading:
                 entry = self._stored.layout.entries[self._stored.entries[name]]
                 made = torch.empty(entry.shape, dtype=tensors.torch_dtype(entry.dtype))
                 if entry.nbytes:
-                    made.copy_(writes.read_view(self._stored, self._image, writes.entry_view(entry)))
+                    writes.copy_into(made, writes.read_view(self._stored, self._image, writes.entry_view(entry)))
             self._tensors[name] = made
         return made
 
@@ -78,12 +78,9 @@ class _Loading:
         record = OptimizerRecord.read(part)
         state: dict[str, object] = {}
         for label, slots in record.slots(self._stored, part).items():
-            flat = {key: self._tensor(name) for key, name in slots.tensors.items()}
-            values = refs.resolve(slots.values, self._resolver)
-            if isinstance(values, dict):
-                state[label] = {**flat, **cast("dict[str, object]", values)}
-            elif flat or values is not None:
-                state[label] = flat if values is None else values
+            found = slots.state(self._resolver, record.keys)
+            if found:
+                state[label] = found
         groups = [
             {"params": row.labels, **cast("dict[str, object]", refs.resolve(row.options, self._resolver))}
             for row in record.groups

@@ -163,9 +163,8 @@ def _match(
 def accept(targets: Targets, image: memoryview) -> RestoreReport:
     """Put back all that is not written byte by byte; see `State.accept`."""
     data = torch.frombuffer(image, dtype=torch.uint8)
-    with torch.no_grad():
-        for view, holder in targets.views:
-            writes.as_tensor(holder).copy_(writes.read_view(targets.stored, data, view))
+    for view, holder in targets.views:
+        writes.copy_into(holder, writes.read_view(targets.stored, data, view))
     warnings = targets.aim.warnings
     for name in writes.contradictions(targets.stored, targets.writes, data):
         warnings.append(f"{name} was stored with other bytes than the tensor whose memory it shares here")

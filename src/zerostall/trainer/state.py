@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OutdatedError", "RestoreReport", "State", "Survey", "Targets", "Values"]
 
+_LOOKS = 8
 SMALL = 4096
 """Tensors below this many bytes are copied within `save`: guarding them would cost more."""
 
@@ -92,10 +93,11 @@ class State:
         self._roots = dict(roots)
         self._rng = rng
         self._user_guards = user_guards
+        self._fresh: set[str] = set()
         self.optimizers: list[torch.optim.Optimizer] = self._walk(self._roots).optimizers
 
-    def _walk(self, roots: Mapping[str, object]) -> Walk:
-        walk = Walk(part_of, user_guards=self._user_guards)
+    def _walk(self, roots: Mapping[str, object], *, fresh: frozenset[str] = frozenset()) -> Walk:
+        walk = Walk(part_of, user_guards=self._user_guards, fresh=fresh)
         for name, value in roots.items():
             if type(name) is not str or not name or name.startswith("__"):
                 walk.refuse(repr(name), "is no name for a part of the state")
@@ -110,12 +112,22 @@ class State:
 
     def survey(self) -> Survey:
         """Walk everything. Linear; 100 000 tensors take about 2 s. StateError names all that cannot be stored."""
-        walk = self._walk(self._roots)
-        walk.raise_problems()
-        survey = _survey(walk, user_guards=self._user_guards)
-        # Whatever the walk let pass must be encodable, and is so before the first save counts on it.
-        self.values(survey).encode()
-        return survey
+        for look in range(_LOOKS):
+            walk = self._walk(self._roots, fresh=frozenset(self._fresh))
+            walk.raise_problems()
+            survey = _survey(walk, user_guards=self._user_guards)
+            try:
+                # Whatever the walk let pass must be encodable, and is so before the first save counts on it.
+                self.values(survey).encode()
+            except OutdatedError as outdated:
+                if look + 1 < _LOOKS:
+                    continue
+                raise StateError(
+                    f"{outdated}: its tensors are others at every look, in number, type or shape",
+                    hint="its state_dict() must give the same tensors when nothing has happened in between",
+                ) from None
+            return survey
+        raise AssertionError("the last look returns or raises")
 
     def fits(self, survey: Survey) -> bool:
         """Return whether modules and optimizers hold the very objects that the survey saw. 1000 tensors in 30 us.
@@ -126,7 +138,11 @@ class State:
 
     def values(self, survey: Survey) -> Values:
         """Copy the small values. OutdatedError where tensors between them are others than the survey saw."""
-        parts = {name: (part.kind, part.values()) for name, part in survey.parts.items()}
+        try:
+            parts = {name: (part.kind, part.values()) for name, part in survey.parts.items()}
+        except OutdatedError as outdated:
+            self._fresh.update(outdated.fresh)
+            raise
         return Values(parts, GeneratorStates.read() if self._rng else None)
 
     def observe(self, survey: Survey | None) -> tuple[Survey, Values]:

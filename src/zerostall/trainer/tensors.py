@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard, cast
 
 import torch
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
@@ -78,10 +78,15 @@ class Geometry:
         return any(stride == 0 and size > 1 for size, stride in zip(self.shape, self.strides, strict=True))
 
 
-def is_array(value: object) -> bool:
+def is_array(value: object) -> TypeGuard[numpy.ndarray]:
     """Return whether `value` is a numpy array; does not import numpy."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def is_holder(value: object) -> TypeGuard[Holder]:
+    """Return whether `value` is a tensor, or an array of a type that images can hold or must be refused by name."""
+    return isinstance(value, torch.Tensor) or (is_array(value) and value.dtype.kind in "biufcOV")
 
 
 def torch_dtype(name: str) -> torch.dtype:

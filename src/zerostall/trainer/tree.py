@@ -6,24 +6,28 @@ import argparse
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from operator import is_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from zerostall.core import names, values
+from zerostall.core.values import TensorRef
 from zerostall.errors import StateError
 from zerostall.trainer import tensors
-from zerostall.trainer.refs import PartRef, SmallTensor, is_generator_state
+from zerostall.trainer.refs import ArrayRef, PartRef, SmallTensor, is_generator_state
 from zerostall.trainer.walk import OutdatedError
+from zerostall.trainer.writes import as_tensor, copy_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from zerostall.trainer.tensors import Holder
     from zerostall.trainer.walk import Walk
 
 MAX_DEPTH = 60
 """How deep containers may be nested; reading has such a limit too."""
 
+_MAX_ASIDE = 1 << 20  # of a tensor in a container: the user may have replaced a large one for good, just once
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _INLINE = object()  # stands in `held` for a generator's state: a new tensor at every look, copied into the values
 
@@ -51,6 +55,35 @@ def is_value(value: object) -> bool:
     return True
 
 
+def alike(one: Holder, other: Holder) -> bool:
+    """Return whether one plain tensor or array could take the other's place in an image."""
+    return (
+        type(one) is type(other)
+        and one.dtype == other.dtype
+        and one.shape == other.shape
+        and (not isinstance(one, torch.Tensor) or one.device == cast("torch.Tensor", other).device)
+    )
+
+
+class Aside:
+    """Memory of our own for a tensor that is another object at every look; filled at each look."""
+
+    def __init__(self, value: Holder) -> None:
+        self.holder: Holder = (
+            torch.empty_like(value.detach(), memory_format=torch.contiguous_format)
+            if isinstance(value, torch.Tensor)
+            else value.copy()
+        )
+        self.take(value)
+
+    def take(self, value: Holder) -> bool:
+        """Copy what the tensor holds now; False where it is no longer of that type and shape."""
+        if not alike(self.holder, value):
+            return False
+        copy_into(self.holder, as_tensor(value))
+        return True
+
+
 class LiveTree:
     """Remembers the tensors and parts a walk found in a tree, in order, and copies the values between them.
 
@@ -65,6 +98,7 @@ class LiveTree:
         self.held: list[object] = []
         self.refs: list[object] = []
         self._at = 0
+        self._fresh: list[str] = []
 
     def gather(self, walk: Walk, tree: object) -> None:
         """Tell the walk every tensor and part in the tree, and refuse what is neither these nor a value."""
@@ -85,13 +119,14 @@ class LiveTree:
             except (TypeError, ValueError) as error:  # a key that cannot be stored
                 walk.refuse(name, f"holds {error}")
             above.pop()
-        elif isinstance(value, torch.Tensor):
-            if self.own_states and is_generator_state(value):
-                self._hold(_INLINE, None)
+        elif isinstance(value, torch.Tensor) and self.own_states and is_generator_state(value):
+            self._hold(_INLINE, None)
+        elif tensors.is_holder(value):
+            if name in walk.fresh:
+                aside = Aside(value)
+                self._hold(aside, walk.tensor(name, aside.holder))
             else:
                 self._hold(value, walk.tensor(name, value))
-        elif tensors.is_array(value) and tensors.dtype_name(value) is not None:  # type: ignore[arg-type]
-            self._hold(value, walk.tensor(name, value))  # type: ignore[arg-type]
         elif kind not in _ATOMS and not is_value(value):
             if walk.visit(name, value):
                 self._hold(value, PartRef(name))
@@ -112,9 +147,10 @@ class LiveTree:
     def copy(self, tree: object) -> object:
         """Return a copy that later changes cannot reach, with refs for tensors. OutdatedError if those are others."""
         self._at = 0
+        fresh = self._fresh = []
         made = self._copy(tree)
-        if self._at != len(self.held):
-            raise OutdatedError(self.name)
+        if fresh or self._at != len(self.held):
+            raise OutdatedError(self.name, tuple(fresh))
         return made
 
     def _copy(self, value: object) -> object:
@@ -126,14 +162,21 @@ class LiveTree:
             return copier(self, value)
         at = self._at
         if at < len(self.held):
-            held = self.held[at]
+            self._at = at + 1
+            held, ref = self.held[at], self.refs[at]
             if held is value:
-                self._at = at + 1
-                return self.refs[at]
+                return ref
             if held is _INLINE and isinstance(value, torch.Tensor) and is_generator_state(value):
-                self._at = at + 1
                 return SmallTensor.of(value)
-        if is_value(value):
+            if isinstance(ref, (TensorRef, ArrayRef)) and tensors.is_holder(value):
+                if isinstance(held, Aside):
+                    if held.take(value):
+                        return ref
+                elif tensors.is_holder(held) and alike(held, value) and (self.own_states or value.nbytes <= _MAX_ASIDE):
+                    self._fresh.append(ref.name)
+                    return ref
+            self._at = at
+        if is_value(value) and not isinstance(value, torch.Tensor):
             return value  # what is not among the containers above is immutable
         raise OutdatedError(self.name)
 

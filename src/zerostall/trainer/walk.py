@@ -24,7 +24,14 @@ _LISTED = 20
 
 
 class OutdatedError(Exception):
-    """The user's objects are not those that the survey saw: survey again. Never leaves this package."""
+    """The user's objects are not those that the survey saw: survey again. Never leaves this package.
+
+    `fresh`: names of tensors that are new objects, like the old ones but for that.
+    """
+
+    def __init__(self, name: str, fresh: tuple[str, ...] = ()) -> None:
+        super().__init__(name)
+        self.fresh = fresh
 
 
 class Part(Protocol):
@@ -74,11 +81,13 @@ class Walk:
         optimizers: those whose step hooks guard their tensors.
         guarded: ids of the tensors that only an optimizer's step changes.
         labels: id of a parameter -> its names, each as (the root module's name, the path behind it).
+        fresh: names of tensors that are other objects at every look, so that what is read of them is kept aside.
         meta: names of those tensors that have no data, a part of problems.
     """
 
     part_of: Callable[[str, object], Part | None]
     user_guards: bool = False
+    fresh: frozenset[str] = frozenset()
     leaves: list[Leaf] = field(default_factory=list)
     parts: dict[str, Part] = field(default_factory=dict)
     watched: list[dict[object, object] | list[object]] = field(default_factory=list)

@@ -46,6 +46,20 @@ def as_tensor(holder: Holder) -> torch.Tensor:
     return holder.detach() if isinstance(holder, torch.Tensor) else torch.from_numpy(holder)
 
 
+_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
+
+def as_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same elements as a type of that size which torch can copy, compare and move, bit for bit."""
+    return tensor.detach().view(_SAME_SIZE[tensor.element_size()])
+
+
+def copy_into(target: Holder, source: torch.Tensor) -> None:
+    """Copy one tensor over another of its type, whatever their strides and devices, without a trace in autograd."""
+    with torch.no_grad():
+        as_bits(as_tensor(target)).copy_(as_bits(source))
+
+
 def view_of(base: torch.Tensor, view: View) -> torch.Tensor:
     """Return the part of a contiguous base's elements that a view names; a copy only where it is not aligned."""
     data = base.view(-1).view(torch.uint8)
@@ -181,9 +195,5 @@ def contradictions(stored: StoredState, writes: Writes, image: torch.Tensor) -> 
     return [
         view.name
         for view, holder in writes.shared
-        if not torch.equal(_bits(as_tensor(holder).cpu()), _bits(read_view(stored, image, view)))
+        if not torch.equal(as_bits(as_tensor(holder)).cpu(), as_bits(read_view(stored, image, view)))
     ]
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)

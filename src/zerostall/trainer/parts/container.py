@@ -7,8 +7,6 @@ import types
 from collections import OrderedDict, defaultdict, deque
 from typing import TYPE_CHECKING, cast
 
-import torch
-
 from zerostall.core import names, values
 from zerostall.trainer import tensors
 from zerostall.trainer.aim import same
@@ -38,12 +36,6 @@ def _items(container: object) -> dict[object, object]:
     if family is _SEQUENCES:
         return dict(enumerate(cast("list[object]", container)))
     return cast("dict[object, object]", vars(container)) if family else {}
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor) or (
-        tensors.is_array(value) and tensors.dtype_name(cast("tensors.Holder", value)) is not None
-    )
 
 
 def _part(container: object, key: object) -> names.Part:
@@ -86,7 +78,7 @@ class ContainerPart:
     def _note_structure(self, value: object) -> bool:
         """Remember the containers with a tensor or part below them: what they hold is compared key by key."""
         if not _family(value):
-            return _is_tensor(value) or any(value is held for held in self._parts())
+            return tensors.is_holder(value) or any(value is held for held in self._parts())
         below = [self._note_structure(item) for item in _items(value).values()]
         if any(below) or value is self.root:
             self._structural.add(id(value))
@@ -101,6 +93,8 @@ class ContainerPart:
         return next((ref for held, ref in pairs if held is live), None)
 
     def _compare(self, aim: Aim, live: object, stored: object, name: str) -> None:
+        if _family(live) and _items(live) and next(names_in(stored), None) is not None:
+            self._structural.add(id(live))  # a tensor where there is none now is not slipped in
         if id(live) in self._structural and _family(live):
             if stored is not _ABSENT and _family(stored) is not _family(live):
                 aim.differs(name, f"stored as {_describe(stored)}, the target is {_describe(live)}")
@@ -109,7 +103,7 @@ class ContainerPart:
             for key, item in _items(live).items():
                 below = names.child(name, _part(live, key))
                 self._compare(aim, item, found.get(key, _ABSENT), below)
-        elif _is_tensor(live):
+        elif tensors.is_holder(live):
             if stored is _ABSENT:
                 return
             if not isinstance(stored, _REFS):
@@ -141,7 +135,7 @@ class ContainerPart:
         """Put what is stored into `live`; return what stands in its place: itself, wherever it can be changed."""
         if id(live) in self._structural:
             return self._pour_structure(landing, live, stored, name)
-        if _is_tensor(live):
+        if tensors.is_holder(live):
             return landing.aim.replaced.get(name, live)
         if any(live is held for held in self._parts()):
             return live
@@ -215,4 +209,4 @@ def _renew(live: object, stored: object) -> object:
 
 
 def _describe(value: object) -> str:
-    return "a tensor" if isinstance(value, _REFS) or _is_tensor(value) else f"a {type(value).__name__}"
+    return "a tensor" if isinstance(value, _REFS) or tensors.is_holder(value) else type(value).__name__

@@ -56,6 +56,7 @@ class OptimizerPart:
         self._trees: list[tuple[str, LiveTree, torch.Tensor]] = []
         self._extra = LiveTree(f"{name}[-1]")
         self._host: list[str] = []
+        self._keys: list[str] = []
         self._plan: list[tuple[torch.Tensor, Slots]] = []
         self._record: OptimizerRecord | None = None
 
@@ -78,10 +79,14 @@ class OptimizerPart:
             tree.gather(walk, options_of(group))
             self._options.append(tree)
         host: set[str] = set()
+        keys: dict[str, None] = {}
         for param, state in optimizer.state.items():
             if isinstance(param, torch.Tensor):
                 self._gather_state(walk, param, state, host)
+                if type(state) is dict:
+                    keys.update(dict.fromkeys(state))
         self._host = sorted(host)
+        self._keys = [key for key in keys if type(key) is str]
         self._extra.gather(walk, self._extra_state())
 
     def _name_parameters(self, walk: Walk) -> None:
@@ -163,7 +168,7 @@ class OptimizerPart:
         for label, tree, param in self._trees:
             state[label] = tree.copy(self.optimizer.state[param])
         extra = self._extra.copy(self._extra_state())
-        return {"groups": rows, "state": state, "extra": extra, "host": self._host}
+        return {"groups": rows, "state": state, "extra": extra, "keys": self._keys, "host": self._host}
 
     # Restoring --------------------------------------------------------------------------------------------------
 
@@ -175,6 +180,7 @@ class OptimizerPart:
             return
         record = OptimizerRecord.read(stored)
         slots = record.slots(aim.stored, stored)
+        self._keys = record.keys
         aim.leave(stored)
         for found in slots.values():
             aim.claimed.update(found.tensors.values())
@@ -253,8 +259,9 @@ class OptimizerPart:
 
     def accept(self, landing: Landing) -> None:
         state = self.optimizer.state
+        keys = self._keys
         for param, found in self._plan:
-            fresh = found.state(landing)
+            fresh = found.state(landing.resolver, keys)
             if not fresh:
                 state.pop(param, None)
                 continue

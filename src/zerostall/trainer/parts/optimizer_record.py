@@ -9,12 +9,12 @@ import torch
 
 from zerostall.core import names
 from zerostall.errors import FormatError
-from zerostall.trainer.refs import names_in
+from zerostall.trainer.refs import names_in, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from zerostall.trainer.aim import Landing
+    from zerostall.trainer.refs import Resolver
     from zerostall.trainer.stored import StoredPart, StoredState
 
 
@@ -45,13 +45,13 @@ class Slots:
     values: object = None
     nested: list[str] = field(default_factory=list)
 
-    def state(self, landing: Landing) -> object:
-        """Return the state as the optimizer holds it."""
-        flat = {key: landing.holder(name) for key, name in self.tensors.items()}
-        if self.values is None:
-            return flat
-        values = landing.resolve(self.values)
-        return {**flat, **values} if isinstance(values, dict) else values
+    def state(self, found: Resolver, keys: Sequence[str]) -> object:
+        """Return the state as the optimizer holds it, with its keys in this order."""
+        values = resolve({} if self.values is None else self.values, found)
+        if not isinstance(values, dict):
+            return values
+        whole = {**{key: found.holder(name) for key, name in self.tensors.items()}, **values}
+        return {key: whole[key] for key in [*keys, *(key for key in whole if key not in keys)] if key in whole}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,14 @@ class OptimizerRecord:
         groups: its parameter groups.
         state: label -> what of a parameter's state is no plain tensor directly in it.
         extra: state under keys that are no parameters.
+        keys: every key of a parameter's state, in the order the optimizer made them.
         host: keys of state tensors that lay in host memory while their parameter did not.
     """
 
     groups: list[GroupRecord]
     state: dict[str, object]
     extra: dict[object, object]
+    keys: list[str]
     host: frozenset[str]
 
     @staticmethod
@@ -82,8 +84,9 @@ class OptimizerRecord:
             options = cast("dict[str, object]", _dict(stored, row.get("options")))
             groups.append(GroupRecord(labels, shapes, options))
         state = cast("dict[str, object]", _dict(stored, tree.get("state")))
+        keys = cast("list[str]", _list(stored, tree.get("keys")))
         host = cast("list[str]", _list(stored, tree.get("host")))
-        return OptimizerRecord(groups, state, _dict(stored, tree.get("extra")), frozenset(host))
+        return OptimizerRecord(groups, state, _dict(stored, tree.get("extra")), keys, frozenset(host))
 
     def labels(self) -> list[str]:
         """Labels of all parameters known when this was saved, groups first."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from zerostall.trainer.aim import copy_into
+from zerostall.trainer.writes import copy_into
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,7 +69,7 @@ def restore_options(
 def _renewed(live: object, stored: object) -> object:
     """Return what an option becomes: a tensor stays the same tensor, for a captured graph reads it."""
     if isinstance(live, torch.Tensor) and isinstance(stored, (torch.Tensor, int, float)):
-        source = torch.as_tensor(stored)
+        source = torch.as_tensor(stored).to(live.dtype)
         if source.shape == live.shape:
             copy_into(live, source)
             return live

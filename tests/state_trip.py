@@ -6,13 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
+from zerostall import native
 from zerostall.core import layout as layouts
-from zerostall.core.layout import CHUNK
+from zerostall.core.layout import CHUNK, Layout
 from zerostall.core.manifest import Record
 from zerostall.tiers.contract import Stored
 from zerostall.trainer.load import tree
 from zerostall.trainer.state import RestoreReport, State
-from zerostall.trainer.writes import as_tensor
+from zerostall.trainer.writes import as_bits
+
+_POOL = native.Pool("test", 2)
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,17 @@ class Saved:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    return as_bits(tensor).cpu().contiguous().view(-1).view(torch.uint8)
+
+
+def plan_of(layout: Layout) -> native.Plan:
+    return native.Plan(
+        nbytes=layout.nbytes,
+        header=layout.header,
+        chunk_bytes=CHUNK,
+        offsets=[entry.offset for entry in layout.entries],
+        sizes=[entry.nbytes for entry in layout.entries],
+    )
 
 
 def save(*, rng: bool = False, **roots: object) -> Saved:
@@ -34,12 +47,13 @@ def save(*, rng: bool = False, **roots: object) -> Saved:
 def save_state(state: State) -> Saved:
     survey = state.survey()
     values = state.values(survey)
-    image = bytearray(survey.layout.nbytes)
-    image[: len(survey.layout.header)] = survey.layout.header
-    data = torch.frombuffer(image, dtype=torch.uint8)
-    for entry, holder in zip(survey.layout.entries, survey.tensors, strict=True):
-        if entry.nbytes:
-            data[entry.offset : entry.offset + entry.nbytes] = bits(as_tensor(holder))
+    layout = survey.layout
+    image = bytearray(layout.nbytes)
+    sources = native.Tensors(survey.tensors, survey.tracked)
+    assert sources.refresh() == []
+    address = torch.frombuffer(image, dtype=torch.uint8).data_ptr()
+    capture = native.Capture(_POOL, plan_of(layout), sources, address, at_once=survey.at_once)
+    assert capture.wait(60)
     record = Record(
         run="r",
         step=1,
@@ -56,19 +70,27 @@ def save_state(state: State) -> Saved:
 
 
 def restore(saved: Saved, /, *, rng: bool = False, options: dict | None = None, **roots: object) -> RestoreReport:
+    """Restore into these roots; `options` are those of `State.targets`."""
     return restore_state(saved, State(roots, rng=rng), **(options or {}))
 
 
 def restore_state(saved: Saved, state: State, **options: object) -> RestoreReport:
     targets = state.targets(saved.stored, **options)
-    data = torch.frombuffer(saved.image, dtype=torch.uint8)
-    for index, holder in zip(targets.entries, targets.tensors, strict=True):
-        entry = saved.stored.layout.entries[index]
-        target = as_tensor(holder)
-        if entry.nbytes:
-            source = data[entry.offset : entry.offset + entry.nbytes].clone().view(target.dtype).view(target.shape)
-            target.copy_(source)
+    if targets.entries:
+        into = native.Tensors(targets.tensors, [False] * len(targets.tensors))
+        into.refresh()
+        address = torch.frombuffer(saved.image, dtype=torch.uint8).data_ptr()
+        scatter = native.Scatter(_POOL, plan_of(saved.stored.layout), into, address, targets.entries)
+        assert scatter.wait(60)
     return state.accept(targets, memoryview(saved.image))
+
+
+def names(saved: Saved) -> set[str]:
+    return {entry.name for entry in saved.stored.layout.entries}
+
+
+def aliases(saved: Saved) -> dict[str, str]:
+    return {view.name: view.base for view in saved.stored.layout.views}
 
 
 def load(saved: Saved) -> dict[str, object]:
