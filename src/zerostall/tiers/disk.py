@@ -185,6 +185,7 @@ class DiskTier:
 
     def clear_leftovers(self) -> list[str]:
         """Remove what dead writers left: staging folders and steps without a manifest. Only for the lock's holder."""
+        self._bring_back_swapped()
         cleared = []
         for entry in self._entries():
             folder = Path(entry.path)
@@ -224,6 +225,24 @@ class DiskTier:
         folder.rename(final)
         fsync_folder(self.where)
         remove_tree(old)
+
+    def _bring_back_swapped(self) -> None:
+        """A writer that died between the two renames of `_swap` left a step's old and new folder, both staged."""
+        staged: dict[int, list[tuple[float, Path]]] = {}
+        for entry in self._entries():
+            parsed = names.parse_staging(entry.name)
+            if parsed is None or self._folder(parsed[0]).exists():
+                continue
+            with contextlib.suppress(FormatError, OSError):
+                path = Path(entry.path) / names.MANIFEST
+                manifest = manifests.decode_manifest(read_file(path), source=str(path))
+                staged.setdefault(parsed[0], []).append((manifest.created, Path(entry.path)))
+        for step, folders in staged.items():
+            _, newest = max(folders)
+            newest.rename(self._folder(step))
+            log.warning("%s: step %d was being replaced when its writer died: %s is it now", self.where, step, newest.name)
+        if staged:
+            fsync_folder(self.where)
 
     def _write_layout(self, layout: Layout) -> None:
         path = self.where / names.LAYOUTS / names.layout_file(layout.digest)

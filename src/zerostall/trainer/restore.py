@@ -14,7 +14,14 @@ from zerostall.core import candidates
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core.candidates import Copy
-from zerostall.errors import CorruptError, MismatchError, SnapshotNotFoundError, ZerostallError
+from zerostall.errors import (
+    CorruptError,
+    FormatError,
+    MismatchError,
+    SnapshotNotFoundError,
+    VersionError,
+    ZerostallError,
+)
 from zerostall.telemetry import log
 from zerostall.tiers.contract import Stored
 from zerostall.trainer.captures import plan_of
@@ -71,9 +78,9 @@ def restore(link: Link, pool: native.Pool, state: State, request: Request, where
                 _verify(pool, mapped, label)
                 _put_back(pool, state, request, mapped, label)
                 return Outcome(copy.step, seen, copy.tier)
-        except MismatchError:
+        except (MismatchError, VersionError):
             raise
-        except (CorruptError, SnapshotNotFoundError, OSError) as error:
+        except (FormatError, SnapshotNotFoundError, OSError) as error:
             damaged[label] = str(error.args[0] if error.args else error)
             log.warning("%s: %s is skipped: %s", where, label, damaged[label])
     return _nothing(request, where, damaged, seen)
