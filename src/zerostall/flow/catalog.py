@@ -1,0 +1,275 @@
+"""What is in a run's folder: its steps, whether their bytes are right, and what is pinned. Needs no agent.
+
+Other processes may write to the folder meanwhile: a step that goes while it is looked at is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zerostall import native
+from zerostall.core import steps as names
+from zerostall.errors import CapabilityError, CorruptError, FormatError, SnapshotNotFoundError, StorageError
+from zerostall.flow.difference import Difference, Side, compare
+from zerostall.flow.image_reader import ImageReader
+from zerostall.tiers.disk import DiskTier
+
+if TYPE_CHECKING:
+    from zerostall.core.manifest import Manifest
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all) now and then, on the caller's thread."""
+
+_SHOWN_CHUNKS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One step of a run, as its manifest tells.
+
+    Attributes:
+        step: number of finished training steps.
+        world: how many ranks it has; 0 where the manifest is damaged.
+        nbytes: of all ranks' images.
+        metric: what the user said it is worth, if anything.
+        pinned: retention never evicts it.
+        created: seconds since 1970, when `save` was called.
+        clean: the manifest is whole and every image is there in full. `verify` reads the bytes, too.
+        reason: why it is not clean.
+    """
+
+    step: int
+    world: int
+    nbytes: int
+    metric: float | None
+    pinned: bool
+    created: float
+    clean: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What reading every byte of a step has shown.
+
+    Attributes:
+        nbytes: bytes that were read.
+        problems: what is wrong, in words; empty where the step is clean.
+    """
+
+    step: int
+    nbytes: int
+    problems: tuple[str, ...]
+
+    @property
+    def clean(self) -> bool:
+        return not self.problems
+
+
+def snapshots(where: str | os.PathLike[str]) -> list[Snapshot]:
+    """The steps of a run, rising; those that are damaged as not clean, with the reason.
+
+    Reads manifests and the sizes of files: quick, whatever the size of the images.
+
+    Raises:
+        SnapshotNotFoundError: there is no such folder.
+    """
+    with opened_run(where) as disk:
+        return list(_snapshots(disk))
+
+
+def verify(
+    where: str | os.PathLike[str], step: int | None = None, *, progress: Progress | None = None
+) -> list[Verdict]:
+    """Read every byte of a step, or of all steps, and check it. Memory: one chunk (16 MiB).
+
+    Raises:
+        SnapshotNotFoundError: there is no such folder, or no such step.
+    """
+    with opened_run(where) as disk:
+        chosen = disk.steps() if step is None else [existing(disk, step)]
+        known = {snapshot.step: snapshot for snapshot in _snapshots(disk)}
+        meter = _Meter(sum(known[step].nbytes for step in chosen if step in known), progress)
+        return [_verdict(disk, step, meter) for step in chosen]
+
+
+def diff(where: str | os.PathLike[str], a: int, b: int, *, progress: Progress | None = None) -> Difference:
+    """How two steps differ: names, shapes and types, small values, and how many elements of each tensor.
+
+    Every byte is checked as it is read. Memory: a chunk of each.
+
+    Raises:
+        SnapshotNotFoundError: there is no such step.
+        CorruptError: one of both is damaged.
+    """
+    with opened_run(where) as disk:
+        for step in (a, b):
+            existing(disk, step)
+        before, after = (Side(disk, step, disk.manifest(step)) for step in (a, b))
+        meter = _Meter(before.nbytes + after.nbytes, progress)
+        return compare(before, after, meter.add)
+
+
+def pin(where: str | os.PathLike[str], step: int, pinned: bool = True) -> None:
+    """Mark a step so that retention never evicts it, or (`pinned=False`) take the mark away.
+
+    Raises:
+        SnapshotNotFoundError: there is no such step.
+        StorageError: the folder cannot be written.
+    """
+    with opened_run(where) as disk:
+        existing(disk, step)
+        try:
+            disk.pin(step, pinned)
+        except OSError as error:
+            if isinstance(error, (SnapshotNotFoundError, StorageError)):
+                raise
+            raise StorageError(f"cannot pin step {step} in {where}: {error.strerror}", errno=error.errno) from error
+
+
+# ---------------------------------------------------------------------------------------------- for other tools
+
+
+@contextlib.contextmanager
+def opened_run(where: str | os.PathLike[str]) -> Iterator[DiskTier]:
+    """A run's folder, for reading.
+
+    Raises:
+        SnapshotNotFoundError: there is no such folder.
+    """
+    text = os.fspath(where)
+    if "://" in text:
+        raise CapabilityError(f"{text}: this version reads local folders only")
+    path = Path(text).resolve()
+    if not path.is_dir():
+        problem = "is a file, not a run's folder" if path.exists() else "does not exist"
+        raise SnapshotNotFoundError(f"{path} {problem}")
+    pool = native.Pool("catalog", 1)
+    try:
+        yield DiskTier(path, pool)
+    except PermissionError as error:
+        raise StorageError(f"cannot read {error.filename or path}: {error.strerror}", errno=error.errno) from error
+    finally:
+        pool.close()
+
+
+def existing(disk: DiskTier, step: int) -> int:
+    """The step itself. SnapshotNotFoundError where it is not committed; names those that are."""
+    steps = disk.steps()
+    if step not in steps:
+        known = f"steps there: {_listing(steps)}" if steps else "no step is there"
+        raise SnapshotNotFoundError(f"no step {step} in {disk.where}; {known}")
+    return step
+
+
+def newest(disk: DiskTier) -> int:
+    """The newest clean step. SnapshotNotFoundError where there is none."""
+    clean = [snapshot.step for snapshot in _snapshots(disk) if snapshot.clean]
+    if not clean:
+        raise SnapshotNotFoundError(f"no clean step in {disk.where}", hint="see `zerostall ls`")
+    return clean[-1]
+
+
+def image_path(disk: DiskTier, step: int, rank: int) -> Path:
+    """Where a rank's image lies."""
+    return disk.where / names.step_folder(step) / names.image_file(rank)
+
+
+# ------------------------------------------------------------------------------------------------------ within
+
+
+def _snapshots(disk: DiskTier) -> Iterator[Snapshot]:
+    for step in disk.steps():
+        pinned = disk.pinned(step)
+        try:
+            manifest = disk.manifest(step)
+        except SnapshotNotFoundError:
+            continue  # evicted meanwhile
+        except (FormatError, StorageError) as error:
+            reason = str(error.args[0])
+            yield Snapshot(step, 0, 0, None, pinned, 0.0, clean=False, reason=reason)
+            continue
+        reason = _missing(disk, manifest)
+        yield Snapshot(
+            step=step,
+            world=manifest.world,
+            nbytes=sum(rank.nbytes for rank in manifest.ranks),
+            metric=manifest.metric,
+            pinned=pinned,
+            created=manifest.created,
+            clean=not reason,
+            reason=reason,
+        )
+
+
+def _missing(disk: DiskTier, manifest: Manifest) -> str:
+    """In words, which file of a step is not there in full; empty where all are."""
+    for rank in manifest.ranks:
+        path = image_path(disk, manifest.step, rank.rank)
+        try:
+            size = path.lstat().st_size
+            path.with_name(names.record_file(rank.rank)).lstat()
+        except OSError as error:
+            return f"{error.filename or path}: {error.strerror}"
+        if size != rank.nbytes:
+            return f"{path} has {size} bytes, the manifest says {rank.nbytes}"
+    return ""
+
+
+class _Meter:
+    """Adds up what was read, and tells whoever wants to know."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._total = total
+        self._progress = progress
+        self._done = 0
+        self.add(0)
+
+    def add(self, nbytes: int) -> None:
+        self._done += nbytes
+        if self._progress is not None:
+            self._progress(self._done, max(self._total, self._done))
+
+
+def _verdict(disk: DiskTier, step: int, meter: _Meter) -> Verdict:
+    try:
+        manifest = disk.manifest(step)
+    except (FormatError, StorageError, SnapshotNotFoundError) as error:
+        return Verdict(step, 0, (str(error.args[0]),))
+    problems: list[str] = []
+    nbytes = 0
+    for rank in range(manifest.world):
+        try:
+            with ImageReader(image_path(disk, step, rank), disk.open(step, rank)) as reader:
+                nbytes += _read_all(reader, problems, meter)
+        except (FormatError, StorageError, SnapshotNotFoundError) as error:
+            problems.append(str(error.args[0]))
+    return Verdict(step, nbytes, tuple(problems))
+
+
+def _read_all(reader: ImageReader, problems: list[str], meter: _Meter) -> int:
+    bad: list[int] = []
+    nbytes = 0
+    for index in range(reader.chunks):
+        try:
+            nbytes += len(reader.chunk(index))
+        except CorruptError:
+            bad.append(index)
+        meter.add(reader.chunk_size(index))
+    if bad:
+        problems.append(
+            f"{reader.path}: {len(bad)} of {reader.chunks} chunks fail their checksum: chunk {_listing(bad)}"
+        )
+    if 0 not in bad and (problem := reader.header_problem()):
+        problems.append(problem)
+    return nbytes
+
+
+def _listing(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:_SHOWN_CHUNKS]))
+    return f"{shown} and {len(numbers) - _SHOWN_CHUNKS} more" if len(numbers) > _SHOWN_CHUNKS else shown
