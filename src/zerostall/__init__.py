@@ -16,21 +16,34 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from zerostall.core.retention import Keep
     from zerostall.flow.catalog import diff, pin, snapshots, verify
-    from zerostall.flow.export import export
     from zerostall.trainer.checkpointer import Checkpointer
-    from zerostall.trainer.load import load
+    from zerostall.trainer.exchange import export, import_file
+    from zerostall.trainer.loading import load
     from zerostall.trainer.saving import Saving
 
 __version__ = "0.1.0"
-__all__ = ["Checkpointer", "Keep", "Saving", "diff", "errors", "export", "load", "pin", "snapshots", "verify"]
+__all__ = [
+    "Checkpointer",
+    "Keep",
+    "Saving",
+    "diff",
+    "errors",
+    "export",
+    "import_file",
+    "load",
+    "pin",
+    "snapshots",
+    "verify",
+]
 
 _HOMES = {
     "Checkpointer": "zerostall.trainer.checkpointer",
     "Keep": "zerostall.core.retention",
     "Saving": "zerostall.trainer.saving",
     "diff": "zerostall.flow.catalog",
-    "export": "zerostall.flow.export",
-    "load": "zerostall.trainer.load",
+    "export": "zerostall.trainer.exchange",
+    "import_file": "zerostall.trainer.exchange",
+    "load": "zerostall.trainer.loading",
     "pin": "zerostall.flow.catalog",
     "snapshots": "zerostall.flow.catalog",
     "verify": "zerostall.flow.catalog",

@@ -96,7 +96,12 @@ def import_safetensors(
                 for tensor in header.tensors
             ]
             views = _aliases(header, pieces, root)
-            return store(where, step, pieces, views, module_values(pieces), replace=replace, progress=progress)
+            layout = layouts.build([Shard.whole(piece.name, piece.dtype, piece.shape) for piece in pieces], views)
+
+            def fill(segment: native.Segment, pool: native.Pool) -> None:
+                _fill(segment.view(0, layout.nbytes), layout, {piece.name: piece for piece in pieces}, progress)
+
+            return store(where, step, layout, module_values(pieces), fill, replace=replace)
     except FileNotFoundError as error:
         if isinstance(error, SnapshotNotFoundError):
             raise
@@ -123,18 +128,16 @@ def module_values(pieces: Sequence[Piece]) -> Document:
 def store(
     where: str | os.PathLike[str],
     step: int,
-    pieces: Sequence[Piece],
-    views: Sequence[View],
+    layout: Layout,
     small: Document,
+    fill: Callable[[native.Segment, native.Pool], None],
     *,
     metric: float | None = None,
     replace: bool = False,
-    progress: Progress | None = None,
 ) -> Imported:
-    """Lay out the pieces as one image and commit it as a step; raises as `import_safetensors`."""
+    """Commit an image as a step. `fill` writes all of it, header and tensors; raises as `import_safetensors`."""
     names.step_folder(step)  # ValueError for what is no step
     folder = Path(where).resolve()
-    layout = layouts.build([Shard.whole(piece.name, piece.dtype, piece.shape) for piece in pieces], views)
     with storage_errors(folder, "the run's folder", 0):
         folder.mkdir(parents=True, exist_ok=True)
         lock = FolderLock(folder)
@@ -145,7 +148,7 @@ def store(
             raise StepExistsError(f"step {step} is in {folder} already", hint="choose another step, or replace it")
         segment = native.Segment("zerostall-import", stride_of(layout))
         try:
-            _fill(segment, layout, {piece.name: piece for piece in pieces}, progress)
+            fill(segment, pool)
             run = _run_of(folder, layout)
             record = _record(segment, layout, small, run, step, metric)
             _commit(disk, Image(layout, record, segment.address), replace)
@@ -157,8 +160,7 @@ def store(
     return Imported(str(folder), step, len(layout.entries), len(layout.views), layout.nbytes)
 
 
-def _fill(segment: native.Segment, layout: Layout, pieces: Mapping[str, Piece], progress: Progress | None) -> None:
-    image = segment.view(0, layout.nbytes)
+def _fill(image: memoryview, layout: Layout, pieces: Mapping[str, Piece], progress: Progress | None) -> None:
     image[: len(layout.header)] = layout.header
     for entry in layout.entries:
         pieces[entry.name].fill(image[entry.offset : entry.offset + entry.nbytes])
