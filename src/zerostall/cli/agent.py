@@ -10,7 +10,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from zerostall.cli.output import Json, console, emit_json, emit_table, size, steps
+from zerostall.cli.arguments import Json
+from zerostall.cli.output import emit_json, emit_table, say, size, steps
 from zerostall.config import runtime_dir
 from zerostall.errors import AgentError
 from zerostall.wire import messages as m
@@ -31,7 +32,7 @@ def start(json: Json = False) -> None:
     if json:
         emit_json(_facts(report))
     else:
-        console().print(f"agent {report.pid} serves {runtime_dir()}")
+        say(f"agent {report.pid} serves {runtime_dir()}")
 
 
 @app.command()
@@ -42,14 +43,14 @@ def status(json: Json = False) -> None:
         if json:
             emit_json({"running": False, "runtime_dir": str(runtime_dir())})
         else:
-            console().print(f"no agent runs in {runtime_dir()}; training starts one by itself")
+            say(f"no agent runs in {runtime_dir()}; training starts one by itself")
         raise typer.Exit(1)
     report = ask_status(channel)
     channel.close()
     if json:
         emit_json(_facts(report))
         return
-    console().print(
+    say(
         f"agent {report.pid}, version {report.version}, up {report.uptime:.0f} s in {runtime_dir()}: "
         f"{size(report.host_bytes)} of {size(report.host_budget)} lent"
     )
@@ -84,13 +85,24 @@ def stop(
     if json:
         emit_json({"stopped": channel is not None})
     else:
-        console().print("stopped" if channel is not None else f"no agent runs in {runtime_dir()}")
+        say("stopped" if channel is not None else f"no agent runs in {runtime_dir()}")
 
 
 def _facts(report: m.Report) -> dict[str, object]:
     """A report as a JSON document; what only the connection needs is left out."""
     facts = {name: value for name, value in msgspec.to_builtins(report).items() if name not in ("id", "type")}
     return {"running": True, "runtime_dir": str(runtime_dir()), **facts}
+
+
+def report_of_node() -> m.Report | None:
+    """What the node's agent reports; None where none runs."""
+    channel = rendezvous.connect(runtime_dir())
+    if channel is None:
+        return None
+    try:
+        return ask_status(channel)
+    finally:
+        channel.close()
 
 
 def ask_status(channel: Channel[m.FromAgent]) -> m.Report:

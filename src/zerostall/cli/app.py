@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
-from zerostall.cli import agent
+from zerostall.cli import agent, checking, listing, moving
 from zerostall.cli.doctor import doctor
 from zerostall.cli.output import emit_error
 from zerostall.errors import ZerostallError
@@ -15,17 +17,31 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Look at, check and move checkpoints; see what this machine can do.",
 )
+app.command()(listing.ls)
+app.command()(listing.show)
+app.command()(checking.verify)
+app.command()(checking.diff)
+app.command()(moving.export)
+app.command("import")(moving.import_)
+app.command()(listing.pin)
+app.command()(listing.unpin)
 app.command()(doctor)
 app.add_typer(agent.app, name="agent")
 
 
 def run() -> int:
-    """Runs the command line; errors of zerostall become a message and exit status 1."""
+    """Runs the command line and returns its exit status.
+
+    0: well. 1: something is wrong, with a message and what to do about it. 2: it was called wrongly.
+    """
     try:
-        app(standalone_mode=True)
-    except ZerostallError as error:
+        app(standalone_mode=True, prog_name="zerostall")
+    except (ZerostallError, OSError, MemoryError) as error:
         emit_error(error)
         return 1
+    except ValueError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 2
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 1
     return 0

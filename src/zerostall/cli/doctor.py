@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import mmap
 import os
 import platform
+import re
+import resource
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,8 +20,10 @@ import typer
 
 import zerostall
 from zerostall import config, native
+from zerostall.cli import nvidia
 from zerostall.cli.agent import ask_status
-from zerostall.cli.output import Json, console, emit_json, size
+from zerostall.cli.arguments import Json
+from zerostall.cli.output import emit_json, emit_table, size
 from zerostall.errors import ZerostallError
 from zerostall.wire import rendezvous
 
@@ -25,7 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Verdict = Literal["yes", "limited", "no"]
-_MARKS = {"yes": "[green]yes[/]", "limited": "[yellow]limited[/]", "no": "[red]no[/]"}
+_SHMEM_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+_CRC_BYTES = 16 << 20
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -50,10 +57,8 @@ def doctor(
     if json:
         emit_json(found)
     else:
-        width = max(len(finding.name) for finding in found)
-        for finding in found:
-            padding = " " * (8 - len(finding.verdict))
-            console().print(f"{finding.name:<{width}}  {_MARKS[finding.verdict]}{padding} {finding.detail}")
+        rows = [(finding.name, finding.verdict, finding.detail) for finding in found]
+        emit_table(("part", "works", "what was found"), rows)
     if any(finding.verdict == "no" for finding in found):
         raise typer.Exit(1)
 
@@ -65,9 +70,11 @@ def examine(where: Path) -> Iterator[Finding]:
     yield _checksums()
     yield _segments()
     yield _memory()
+    yield _huge_pages()
+    yield _locked()
     yield _agent()
     yield from _disk(where)
-    yield _gpu()
+    yield from _gpu()
 
 
 def _versions() -> Finding:
@@ -81,14 +88,35 @@ def _torch() -> Finding:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return Finding("torch", "limited", "not installed: training cannot save here; these commands work without it")
-    return Finding("torch", "yes", version)
+    return Finding("torch", "yes", f"{version}{_torch_build()}")
+
+
+def _torch_build() -> str:
+    """What CUDA torch was built with, from its version file: importing torch would take seconds."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return ", installed but not found"
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text()
+    except OSError:
+        return ""
+    cuda = re.search(r"^cuda\b[^=\n]*=\s*'([^']+)'", text, re.MULTILINE)
+    return f", built with CUDA {cuda[1]}" if cuda else ", built without CUDA"
 
 
 def _checksums() -> Finding:
-    threads = f"{config.copy_threads()} copy threads on {len(os.sched_getaffinity(0))} cores"
+    data = bytes(_CRC_BYTES)
+    rate = max(_CRC_BYTES / _seconds(data) for _ in range(3)) / 1e9
+    threads = f"{rate:.1f} GB/s, copy threads: {config.copy_threads()} of {len(os.sched_getaffinity(0))} cores"
     if native.CRC_HARDWARE:
         return Finding("checksums", "yes", f"CRC-32C by the processor's instruction; {threads}")
     return Finding("checksums", "limited", f"CRC-32C by table, slower: this processor has no instruction; {threads}")
+
+
+def _seconds(data: bytes) -> float:
+    start = time.perf_counter()
+    native.crc32c(data)
+    return max(time.perf_counter() - start, 1e-9)
 
 
 def _segments() -> Finding:
@@ -96,7 +124,7 @@ def _segments() -> Finding:
         native.Segment("zerostall-doctor", 1 << 20).close()
     except ZerostallError as error:
         return Finding("shared memory", "no", f"memfd: {error}")
-    return Finding("shared memory", "yes", "memfd, sealed; the size of /dev/shm does not matter")
+    return Finding("shared memory", "yes", "memfd, sealed; /dev/shm is not used, however small it is")
 
 
 def _memory() -> Finding:
@@ -155,8 +183,36 @@ def _direct(path: Path) -> Finding:
     return Finding("direct I/O", "yes", "aligned O_DIRECT works here")
 
 
-def _gpu() -> Finding:
-    driver = Path("/proc/driver/nvidia/version")
-    if not driver.exists():
-        return Finding("GPU", "limited", "no NVIDIA driver: state is captured from CPU memory")
-    return Finding("GPU", "limited", "there is an NVIDIA driver, but this version captures from CPU memory only")
+def _huge_pages() -> Finding:
+    try:
+        text = _SHMEM_PAGES.read_text()
+    except OSError as error:
+        return Finding("huge pages", "limited", f"not for shared memory: {error.strerror}")
+    mode = text[text.find("[") + 1 : text.find("]")]
+    if mode in ("always", "within_size", "advise", "force"):
+        return Finding("huge pages", "yes", f"for shared memory: {mode}")
+    return Finding(
+        "huge pages",
+        "limited",
+        f"for shared memory: {mode}; touching a segment first is slower ({_SHMEM_PAGES})",
+    )
+
+
+def _locked() -> Finding:
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY:
+        return Finding("locked memory", "yes", "no limit")
+    return Finding("locked memory", "yes", f"limit {size(soft)}; nothing locks memory in this version")
+
+
+def _gpu() -> Iterator[Finding]:
+    version = nvidia.driver()
+    if not version:
+        yield Finding("GPU", "limited", "no NVIDIA driver is loaded: state is captured from CPU memory")
+        return
+    names, problem = nvidia.devices()
+    found = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
+    words = "; ".join(filter(None, [f"driver {version}", found, problem]))
+    yield Finding("GPU", "limited", f"{words}; this version captures from CPU memory only")
+    loaded, words = nvidia.storage()
+    yield Finding("GPU storage", "yes" if loaded else "limited", words)

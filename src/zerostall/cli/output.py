@@ -1,28 +1,52 @@
-"""How commands speak: tables for people, one JSON document for programs, errors with their hint."""
+"""How commands speak: tables for people, plain columns for pipes, one JSON document for programs, errors with hints."""
 
 from __future__ import annotations
 
+import contextlib
+import re
 import sys
-from typing import TYPE_CHECKING, Annotated
+import time
+from typing import TYPE_CHECKING
 
 import msgspec
-import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
+
+from zerostall.errors import ZerostallError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from zerostall.errors import ZerostallError
-
-Json = Annotated[bool, typer.Option("--json", help="print one JSON document instead of text")]
+    from collections.abc import Callable, Iterator, Sequence
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+# Names and values come from files: nothing in them may steer the terminal.
+_UNSHOWABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
+_STYLES = {
+    "ok": "green",
+    "clean": "green",
+    "yes": "green",
+    "limited": "yellow",
+    "no": "bold red",
+    "damaged": "bold red",
+}
+_NO_TERMINAL = 100_000  # columns: lines in a pipe are never broken
 
 
 def console() -> Console:
-    """Standard output; wide enough for a table when it is not a terminal."""
-    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    """Standard output; lines are broken only on a terminal."""
+    return Console(width=None if sys.stdout.isatty() else _NO_TERMINAL, highlight=False, soft_wrap=True)
+
+
+def clean(text: str) -> str:
+    """The text with everything escaped that could steer a terminal."""
+    return _UNSHOWABLE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def say(text: str, style: str = "") -> None:
+    """One line of text, taken as it is."""
+    console().print(Text(clean(text), style=style))
 
 
 def emit_json(value: object) -> None:
@@ -33,21 +57,53 @@ def emit_json(value: object) -> None:
 
 
 def emit_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None) -> None:
-    """A table; columns whose name begins with `>` stand to the right."""
-    table = Table(title=title, title_justify="left")
+    """A table; columns whose name begins with `>` stand to the right. In a pipe, columns two spaces apart."""
+    if not sys.stdout.isatty():
+        _emit_columns(columns, rows)
+        return
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for column in columns:
-        table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left")
+        right = column.startswith(">")
+        # What is short and has a meaning only as a whole keeps its line; long names are folded.
+        table.add_column(column.lstrip(">"), justify="right" if right else "left", no_wrap=right, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(Text(clean(cell), style=_STYLES.get(cell, "")) for cell in row))
     console().print(table)
 
 
-def emit_error(error: ZerostallError) -> None:
+def _emit_columns(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    cleaned = [[column.lstrip(">") for column in columns], *([clean(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[index]) for row in cleaned) for index in range(len(columns))]
+    for row in cleaned:
+        cells = (
+            cell.rjust(width) if column.startswith(">") else cell.ljust(width)
+            for cell, width, column in zip(row, widths, columns, strict=True)
+        )
+        print("  ".join(cells).rstrip())
+
+
+def emit_error(error: Exception) -> None:
     """What went wrong and what to do about it, on standard error."""
-    message = str(error.args[0]) if error.args else type(error).__name__
-    print(f"{type(error).__name__}: {message}", file=sys.stderr)
-    if error.hint:
-        print(f"hint: {error.hint}", file=sys.stderr)
+    message = str(error.args[0]) if isinstance(error, ZerostallError) and error.args else str(error)
+    print(f"{type(error).__name__}: {_lines(message)}", file=sys.stderr)
+    if isinstance(error, ZerostallError) and error.hint:
+        print(f"hint: {_lines(error.hint)}", file=sys.stderr)
+
+
+def _lines(text: str) -> str:
+    return "\n".join(clean(line) for line in text.split("\n"))
+
+
+@contextlib.contextmanager
+def progress(what: str, *, json: bool) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on standard error, to be told (bytes done, bytes in all); nothing where nobody looks."""
+    if json or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def size(nbytes: int) -> str:
@@ -56,6 +112,14 @@ def size(nbytes: int) -> str:
     while value >= 1024 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1
     return f"{value:.2f} {_UNITS[unit]}" if unit else f"{nbytes} B"
+
+
+def moment(seconds: float) -> str:
+    """A time since 1970 as local date and time."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "–"
+    except (OverflowError, ValueError, OSError):  # a file may say anything
+        return "–"
 
 
 def steps(numbers: Sequence[int]) -> str:

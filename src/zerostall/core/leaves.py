@@ -58,8 +58,8 @@ def _without_kinds(tree: object) -> object:
     for name, row in _keyed(parts):
         pair = row.get("$tuple") if isinstance(row, dict) else None
         shown[name] = pair[1] if isinstance(pair, list) and len(pair) == 2 else row
-    rest = {key: value for key, value in tree.items() if key != "parts" and value is not None}
-    return {"$parts": list(shown.items())} | rest
+    rest = [(key, value) for key, value in tree.items() if key != "parts" and value is not None]
+    return {"$parts": [*shown.items(), *rest]}
 
 
 def _keyed(node: dict[str, object]) -> Iterator[tuple[str, object]]:

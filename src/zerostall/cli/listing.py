@@ -1,0 +1,261 @@
+"""`zerostall ls`, `show`, `pin` and `unpin`: what is stored where."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import msgspec
+
+from zerostall.cli.agent import report_of_node
+from zerostall.cli.arguments import Json, NewestStep, Only, Step, Where
+from zerostall.cli.output import emit_json, emit_table, moment, say, size
+from zerostall.core.contents import Content
+from zerostall.core.leaves import Leaf
+from zerostall.core.manifest import RunFacts
+from zerostall.errors import SnapshotNotFoundError, ZerostallError
+from zerostall.flow import catalog, inspection
+from zerostall.flow.inspection import RankContents, StepContents
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """One step of `ls`; what is known only of steps on disk is null for one that is in memory alone."""
+
+    step: int
+    tiers: tuple[str, ...]
+    clean: bool
+    world: int
+    nbytes: int | None
+    metric: float | None
+    pinned: bool
+    created: float | None
+    reason: str
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """What `ls` finds. `set_aside`: steps that training went back before."""
+
+    where: str
+    run: str | None
+    name: str | None
+    snapshots: tuple[Listed, ...]
+    set_aside: tuple[int, ...]
+
+
+def ls(where: Where, json: Json = False) -> None:
+    """List the steps of a run: when, how large, in which tiers, clean or why not."""
+    listing = _listing(where)
+    if json:
+        emit_json(listing)
+        return
+    if not listing.snapshots:
+        say(f"nothing is saved in {listing.where}")
+        return
+    rows = [
+        (
+            str(row.step),
+            moment(row.created or 0.0),
+            "–" if row.nbytes is None else size(row.nbytes),
+            "–" if row.metric is None else f"{row.metric:.6g}",
+            ", ".join(row.tiers),
+            " ".join(["clean" if row.clean else "damaged", *(["pinned"] if row.pinned else [])]),
+        )
+        for row in listing.snapshots
+    ]
+    emit_table((">step", "saved", ">size", ">metric", "in", "state"), rows)
+    for row in listing.snapshots:
+        if row.reason:
+            say(f"step {row.step} is damaged: {row.reason}", "red")
+    if listing.set_aside:
+        say(f"set aside, since training went back before them: {', '.join(map(str, listing.set_aside))}")
+
+
+def _listing(where: Path) -> Listing:
+    host = _host_steps(where)
+    try:
+        found = catalog.snapshots(where)
+        facts, aside = inspection.run_facts(where), inspection.set_aside(where)
+    except SnapshotNotFoundError:
+        if not host:
+            raise
+        found, facts, aside = [], None, []  # the first step is still on its way to disk
+    rows = {
+        row.step: Listed(
+            row.step,
+            ("disk", "host") if row.step in host else ("disk",),
+            row.clean,
+            row.world,
+            row.nbytes,
+            row.metric,
+            row.pinned,
+            row.created,
+            row.reason,
+        )
+        for row in found
+    }
+    for step, world in host.items():
+        rows.setdefault(step, Listed(step, ("host",), True, world, None, None, False, None, ""))
+    ordered = tuple(rows[step] for step in sorted(rows))
+    run, name = (facts.run, facts.name) if facts else (None, None)
+    return Listing(str(where.resolve()), run, name, ordered, tuple(aside))
+
+
+def _host_steps(where: Path) -> dict[int, int]:
+    """Steps of the run that this node's agent holds in memory, and of how many ranks; none where no agent answers."""
+    with contextlib.suppress(ZerostallError):
+        report = report_of_node()
+        if report is not None:
+            place = str(where.resolve())
+            return {step: rank.world for rank in report.ranks if rank.where == place for step in rank.host_steps}
+    return {}
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """What `show` tells of a step."""
+
+    where: str
+    run: str
+    name: str | None
+    step: int
+    world: int
+    nbytes: int
+    metric: float | None
+    pinned: bool
+    created: float
+    tiers: tuple[str, ...]
+    ranks: tuple[ShownRank, ...]
+
+
+class ShownRank(msgspec.Struct, frozen=True):
+    """One rank of a step; `checksum` is the CRC-32C of its image."""
+
+    rank: int
+    nbytes: int
+    checksum: str
+    layout: str
+    tensors: tuple[ShownTensor, ...]
+    values: tuple[Leaf, ...]
+
+
+class ShownTensor(msgspec.Struct, frozen=True):
+    """One tensor: `offset` is that of its bytes in the image, of its base's for an alias."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    alias_of: str | None
+    offset: int
+
+
+def show(
+    where: Where,
+    step: NewestStep = None,
+    only: Only = None,
+    json: Json = False,
+) -> None:
+    """Show what a step holds: tensors, types, shapes, sizes, aliases, small values, and where it is."""
+    host = _host_steps(where)
+    try:
+        found = inspection.inspect(where, step)
+    except SnapshotNotFoundError as error:
+        if step in host:
+            raise SnapshotNotFoundError(
+                f"step {step} is in the agent's memory and not on disk yet", hint="look again when it is"
+            ) from error
+        raise
+    shown = _shown(where, found, inspection.run_facts(where), found.manifest.step in host, only)
+    if json:
+        emit_json(shown)
+    else:
+        _print(shown)
+
+
+def _shown(
+    where: Path, found: StepContents, facts: RunFacts | None, in_memory: bool, only: Sequence[str] | None
+) -> Shown:
+    manifest = found.manifest
+    return Shown(
+        where=str(where.resolve()),
+        run=manifest.run,
+        name=facts.name if facts else None,
+        step=manifest.step,
+        world=manifest.world,
+        nbytes=sum(rank.nbytes for rank in manifest.ranks),
+        metric=manifest.metric,
+        pinned=found.pinned,
+        created=manifest.created,
+        tiers=("disk", "host") if in_memory else ("disk",),
+        ranks=tuple(_shown_rank(rank, only) for rank in found.ranks),
+    )
+
+
+def _shown_rank(rank: RankContents, only: Sequence[str] | None) -> ShownRank:
+    def chosen(name: str) -> bool:
+        return only is None or not only or any(fnmatchcase(name, glob) for glob in only)
+
+    record = rank.record
+    return ShownRank(
+        rank=record.rank,
+        nbytes=record.nbytes,
+        checksum=f"{record.checksum:08x}",
+        layout=record.layout,
+        tensors=tuple(_shown_tensor(content) for content in rank.tensors if chosen(content.name)),
+        values=tuple(leaf for leaf in rank.values if chosen(leaf.name)),
+    )
+
+
+def _shown_tensor(content: Content) -> ShownTensor:
+    alias = content.alias_of or None
+    return ShownTensor(content.name, content.dtype, content.shape, content.nbytes, alias, content.entry.offset)
+
+
+def _print(shown: Shown) -> None:
+    name = f" {shown.name}" if shown.name else ""
+    say(f"step {shown.step} of{name} {shown.where}", "bold")
+    words = [
+        f"saved {moment(shown.created)}",
+        size(shown.nbytes),
+        f"in {', '.join(shown.tiers)}",
+        *([f"metric {shown.metric:.6g}"] if shown.metric is not None else []),
+        *(["pinned"] if shown.pinned else []),
+        *([f"{shown.world} ranks"] if shown.world > 1 else []),
+    ]
+    say(" · ".join(words))
+    for rank in shown.ranks:
+        if shown.world > 1:
+            say(f"\nrank {rank.rank}", "bold")
+        rows = [
+            (
+                tensor.name + (f" → {tensor.alias_of}" if tensor.alias_of else ""),
+                tensor.dtype,
+                " × ".join(map(str, tensor.shape)) or "scalar",
+                "" if tensor.alias_of else size(tensor.nbytes),
+            )
+            for tensor in rank.tensors
+        ]
+        if rows:
+            emit_table(("tensor", "type", ">shape", ">size"), rows)
+        values = [(leaf.name, leaf.text) for leaf in rank.values if leaf.text not in ("{}", "[]")]
+        if values:
+            emit_table(("value", ""), values)
+
+
+def pin(where: Where, step: Step, json: Json = False) -> None:
+    """Keep a step for ever: retention never evicts it."""
+    _pin(where, step, True, json)
+
+
+def unpin(where: Where, step: Step, json: Json = False) -> None:
+    """Let retention decide about a step again."""
+    _pin(where, step, False, json)
+
+
+def _pin(where: Path, step: int, pinned: bool, json: bool) -> None:
+    catalog.pin(where, step, pinned)
+    if json:
+        emit_json({"where": str(where.resolve()), "step": step, "pinned": pinned})
+    else:
+        say(f"step {step} is {'pinned' if pinned else 'no longer pinned'}")

@@ -1,0 +1,58 @@
+"""What of NVIDIA's is on this machine: the driver, its devices, GPUDirect Storage. Nothing is linked or imported."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+
+_DRIVER = Path("/proc/driver/nvidia/version")
+_STORAGE = Path("/proc/driver/nvidia-fs/version")
+
+
+def driver() -> str:
+    """The loaded driver's version; empty where none is."""
+    try:
+        text = _DRIVER.read_text()
+    except OSError:
+        return ""
+    found = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", text)
+    return found[1] if found else "of unknown version"
+
+
+def devices() -> tuple[list[str], str]:
+    """The names of the devices this process can use, and in words why there are none or not all."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        return [], f"libcuda.so.1 cannot be loaded: {error}"
+    if problem := _problem(cuda, cuda.cuInit(0)):
+        return [], f"the driver refuses: {problem}"
+    count = ctypes.c_int()
+    if problem := _problem(cuda, cuda.cuDeviceGetCount(ctypes.byref(count))):
+        return [], f"the driver refuses to count its devices: {problem}"
+    names: list[str] = []
+    for index in range(count.value):
+        name = ctypes.create_string_buffer(256)
+        if problem := _problem(cuda, cuda.cuDeviceGetName(name, len(name), index)):
+            return names, f"device {index}: {problem}"
+        names.append(name.value.decode(errors="replace"))
+    return names, "" if names else "the driver sees no device (CUDA_VISIBLE_DEVICES?)"
+
+
+def _problem(cuda: ctypes.CDLL, status: int) -> str:
+    if status == 0:
+        return ""
+    text = ctypes.c_char_p()
+    if cuda.cuGetErrorString(status, ctypes.byref(text)) == 0 and text.value:
+        return f"{text.value.decode(errors='replace')} ({status})"
+    return f"error {status}"
+
+
+def storage() -> tuple[bool, str]:
+    """Whether nvidia-fs, which GPUDirect Storage needs, is loaded; and in words."""
+    try:
+        version = _STORAGE.read_text().strip().splitlines()[0]
+    except (OSError, IndexError):
+        return False, "nvidia-fs is not loaded: files reach a GPU through host memory"
+    return True, f"nvidia-fs {version}"

@@ -1,0 +1,72 @@
+"""What one step holds, tensor by tensor and value by value, without reading the tensors' bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zerostall.core import leaves, manifest
+from zerostall.core import steps as names
+from zerostall.core.contents import Content, contents
+from zerostall.errors import FormatError, StorageError
+from zerostall.flow.catalog import existing, newest, opened_run
+from zerostall.tiers.disk import DiskTier, read_file
+
+if TYPE_CHECKING:
+    import os
+
+    from zerostall.core.leaves import Leaf
+    from zerostall.core.manifest import Manifest, Record, RunFacts
+
+
+@dataclass(frozen=True, slots=True)
+class RankContents:
+    """One rank's image of a step: its record, its tensors in natural order, its small values."""
+
+    record: Record
+    tensors: tuple[Content, ...]
+    values: tuple[Leaf, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepContents:
+    """A step, whole."""
+
+    manifest: Manifest
+    pinned: bool
+    ranks: tuple[RankContents, ...]
+
+
+def inspect(where: str | os.PathLike[str], step: int | None = None) -> StepContents:
+    """What a step (None: the newest clean one) holds, by its manifest, records and layouts.
+
+    Raises:
+        SnapshotNotFoundError: no such step.
+        CorruptError: one of those files is damaged.
+    """
+    with opened_run(where) as disk:
+        step = newest(disk) if step is None else existing(disk, step)
+        committed = disk.manifest(step)
+        ranks = tuple(_rank(disk, step, rank) for rank in range(committed.world))
+        return StepContents(committed, disk.pinned(step), ranks)
+
+
+def _rank(disk: DiskTier, step: int, rank: int) -> RankContents:
+    stored = disk.open(step, rank)
+    return RankContents(stored.record, contents(stored.layout), leaves.leaves(stored.record.values))
+
+
+def run_facts(where: str | os.PathLike[str]) -> RunFacts | None:
+    """What run a folder belongs to; None where it does not say, or where what it says is damaged."""
+    with opened_run(where) as disk:
+        path = disk.where / names.RUN
+        try:
+            return manifest.decode_run(read_file(path, manifest.MAX_RUN_FILE), source=str(path))
+        except (FileNotFoundError, FormatError, StorageError):
+            return None
+
+
+def set_aside(where: str | os.PathLike[str]) -> list[int]:
+    """Steps that training went back before; they no longer count, and go in time."""
+    with opened_run(where) as disk:
+        return disk.rewound()
