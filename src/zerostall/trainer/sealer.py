@@ -37,6 +37,7 @@ class Sealer:
         self._flights: deque[Flight] = deque()
         self._last: threading.Event | None = None
         self._closing = False
+        self._early = False
         self._thread = threading.Thread(target=self._run, name="zerostall seal", daemon=True)
         self._thread.start()
 
@@ -44,8 +45,9 @@ class Sealer:
         """Finish a flight as soon as its capture, which announces its end here, is done."""
         self._flights.append(flight)
         self._last = flight.landed
-        if flight.taken.capture.done():
-            os.eventfd_write(self.announce, 1)  # it may have ended before it was here
+        if self._early:
+            self._early = False
+            os.eventfd_write(self.announce, 1)
 
     def settle(self) -> None:
         """Wait until the agent has been told of every flight."""
@@ -62,8 +64,17 @@ class Sealer:
     def _run(self) -> None:
         while not self._closing:
             os.eventfd_read(self.announce)
-            while self._flights and self._flights[0].taken.capture.done():
-                self._finish(self._flights.popleft())
+            if not self._finish_done():
+                # The capture ended before its flight was here. Whoever brings it sees this, or is seen now.
+                self._early = True
+                self._finish_done()
+
+    def _finish_done(self) -> bool:
+        found = False
+        while self._flights and self._flights[0].taken.capture.done():
+            self._finish(self._flights.popleft())
+            found = True
+        return found
 
     def _finish(self, flight: Flight) -> None:
         try:
