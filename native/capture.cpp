@@ -139,12 +139,8 @@ void Capture::pack(uint64_t chunk, const std::byte* aside) {
         if (copied_[piece]) return written_to(offset + (to - from));
         if (aside != nullptr) return copy(offset, aside + (offset - begin), to - from);
         if (geometry.contiguous()) return copy(offset, sources_.data[piece] + from, to - from);
-        for (uint64_t at = from; at < to;) {  // in steps that stay warm until they are checksummed
-          const uint64_t stop = std::min(at + kWarm, to);
-          gather(image_ + offset + (at - from), sources_.data[piece], geometry, at, stop);
-          written_to(offset + (stop - from));
-          at = stop;
-        }
+        gather(image_ + offset, sources_.data[piece], geometry, from, to);
+        written_to(offset + (to - from));
       },
       [&](uint64_t offset, uint64_t n) {
         std::memset(image_ + offset, 0, n);

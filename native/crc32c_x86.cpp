@@ -8,8 +8,8 @@
 
 #include "crc32c.hpp"
 
-#define ZS_SSE42 __attribute__((target("sse4.2,pclmul")))
-#define ZS_AVX512 __attribute__((target("avx512f,avx512vl,avx512bw,vpclmulqdq,pclmul,sse4.2")))
+#define ZS_SSE42 __attribute__((target("sse4.2,crc32,pclmul")))
+#define ZS_AVX512 __attribute__((target("avx512f,avx512vl,avx512bw,vpclmulqdq,pclmul,sse4.2,crc32")))
 
 namespace zs::crc {
 namespace {
