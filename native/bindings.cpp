@@ -208,7 +208,8 @@ void bind_work(nb::module_& m) {
 }
 
 void bind_tensors(nb::module_& m) {
-  nb::class_<zs::Watch>(m, "Watch", "The items of some dicts and lists, held, to tell whether they are still the same.")
+  nb::class_<zs::Watch>(m, "Watch",
+                        "The items of some dicts and lists, held, to tell whether they are still the same.")
       .def(
           "__init__",
           [](zs::Watch* self, nb::sequence containers) {
@@ -216,9 +217,11 @@ void bind_tensors(nb::module_& m) {
             for (nb::handle container : containers) pointers.push_back(container.ptr());
             new (self) zs::Watch(pointers);
           },
-          "containers"_a, nb::sig("def __init__(self, containers: collections.abc.Sequence[dict | list]) -> None"))
+          "containers"_a,
+          nb::sig("def __init__(self, containers: collections.abc.Sequence[dict | list]) -> None"))
       .def("same", &zs::Watch::same,
-           "Is every key, value and element the very object it was? A plain number, string or None may have become "
+           "Is every key, value and element the very object it was? A plain number, string or None may have "
+           "become "
            "another of its type.");
 
   nb::class_<zs::Tensors>(m, "Tensors",

@@ -33,10 +33,11 @@ struct Protection {
 // dropped.
 class Capture final : public Job {
  public:
-  // Copies the pieces in `at_once` before it returns. At the end 1 is added to the eventfd `announce`, if given. `image` has plan->nbytes() bytes; it and the arrays
-  // must live until the job is done.
+  // Copies the pieces in `at_once` before it returns. At the end 1 is added to the eventfd `announce`, if
+  // given. `image` has plan->nbytes() bytes; it and the arrays must live until the job is done.
   static std::shared_ptr<Capture> begin(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sources,
-                                        std::byte* image, std::span<const uint32_t> at_once, int announce = -1);
+                                        std::byte* image, std::span<const uint32_t> at_once,
+                                        int announce = -1);
 
   // Returns when no source will be read any more. Pending chunks are copied aside while `freeze_bytes` last,
   // then helped along; those in flight are awaited.

@@ -47,7 +47,9 @@ class Job : public std::enable_shared_from_this<Job> {
 
  protected:
   explicit Job(std::shared_ptr<Workers> workers, uint64_t units);
-  void announce_to(int eventfd) noexcept { announced_ = eventfd; }  // 1 is added to it at the end; before start
+  void announce_to(int eventfd) noexcept {
+    announced_ = eventfd;
+  }              // 1 is added to it at the end; before start
   void start();  // hands the job to the workers; the last statement of whoever builds one
   std::optional<uint64_t> claim() noexcept;
   uint64_t unclaimed() const noexcept;

@@ -37,10 +37,14 @@ struct Refusal {
 };
 
 Refusal take_error() {
-  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
-  PyErr_Fetch(&type, &value, &trace);
-  const Ref owned_type(type), owned_value(value), owned_trace(trace);
-  const Ref text(value != nullptr ? PyObject_Str(value) : nullptr);
+#if PY_VERSION_HEX >= 0x030C0000
+  const Ref value(PyErr_GetRaisedException());
+#else
+  PyObject *type = nullptr, *error = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &error, &trace);
+  const Ref owned_type(type), value(error), owned_trace(trace);
+#endif
+  const Ref text(value.get() != nullptr ? PyObject_Str(value.get()) : nullptr);
   Py_ssize_t length = 0;
   const char* chars = text.get() != nullptr ? PyUnicode_AsUTF8AndSize(text.get(), &length) : nullptr;
   if (chars == nullptr) PyErr_Clear();
@@ -116,8 +120,8 @@ const Known& known(PyTypeObject* type) {
   static std::deque<Known> all;  // guarded by the GIL; its elements stay where they are
   for (const Known& one : all)
     if (one.type == type) return one;
-  Py_INCREF(type);  // so that its address is never another type's
   auto* const object = reinterpret_cast<PyObject*>(type);
+  Py_INCREF(object);  // so that its address is never another type's
   Known& fresh = all.emplace_back(Known{type, exchange_api(object)});
   const auto getattro = reinterpret_cast<getattrofunc>(PyType_GetSlot(type, Py_tp_getattro));
   PyObject* const version = PyObject_GetAttrString(object, "_version");
@@ -168,8 +172,8 @@ const std::byte* inner_address(PyObject* object) {
   return static_cast<const std::byte*>(address);
 }
 
-// A state of 100 000 tensors does not fit into the caches: each look would wait for memory three times in a row. Asked
-// for this many tensors ahead, the lines are there in time.
+// A state of 100 000 tensors does not fit into the caches: each look would wait for memory three times in a
+// row. Asked for this many tensors ahead, the lines are there in time.
 constexpr size_t kAhead = 12;
 constexpr size_t kLine = 64;
 

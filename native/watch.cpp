@@ -8,7 +8,8 @@ namespace zs {
 
 namespace {
 
-// Values that are saved by value, not by identity: another one of the same type changes nothing about the layout.
+// Values that are saved by value, not by identity: another one of the same type changes nothing about the
+// layout.
 bool plain(PyObject* item) {
   PyTypeObject* const type = Py_TYPE(item);
   return item == Py_None || type == &PyLong_Type || type == &PyFloat_Type || type == &PyBool_Type ||

@@ -7,8 +7,8 @@ struct _object;  // PyObject
 
 namespace zs {
 
-// Everything here needs the GIL, the destructor too. Keeps a reference to each container and each item, so that no
-// address can come back as another object.
+// Everything here needs the GIL, the destructor too. Keeps a reference to each container and each item, so
+// that no address can come back as another object.
 class Watch {
  public:
   // Throws Kind::usage for what is neither a dict nor a list.
