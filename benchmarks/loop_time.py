@@ -33,7 +33,8 @@ class Samples:
         copy: a plain copy of the state's bytes from memory to memory.
         bare, saved: step times in blocks without and with saves, in order.
         call, wait: of each save, on the training thread: the call, and the wait before the next update.
-        added: of each block with saves, per finished save.
+        added: of each block with saves, per finished save: its median time from save to save, less that of the bare
+            blocks around it.
         durable: from the call until everything is on disk, for some saves with nothing else going on.
     """
 
@@ -112,10 +113,11 @@ def measure(arguments: argparse.Namespace, peer_name: str) -> Samples:
         for _ in range(arguments.blocks):
             skipped = peer.skipped
             with_saves = block(True)
-            finished = len(range(0, arguments.steps, arguments.every)) - (peer.skipped - skipped)
+            attempted = len(range(0, arguments.steps, arguments.every))
+            finished = attempted - (peer.skipped - skipped)
             bare = block(False)
-            lost = sum(with_saves) - (sum(bare_before) + sum(bare)) / 2
-            samples.added.append(lost / max(1, finished))
+            lost = median(cycles(with_saves, arguments.every)) - median(cycles(bare_before + bare, arguments.every))
+            samples.added.append(lost * attempted / max(1, finished))
             samples.saved += with_saves
             samples.bare += bare
             bare_before = bare
@@ -128,6 +130,11 @@ def measure(arguments: argparse.Namespace, peer_name: str) -> Samples:
             samples.durable.append(clock() - start)
         peer.close()
     return samples
+
+
+def cycles(times: list[float], every: int) -> list[float]:
+    """Times from one save to the next: sums of `every` steps. Their median shrugs off what a busy machine does."""
+    return [sum(times[at : at + every]) for at in range(0, len(times) - every + 1, every)]
 
 
 def run(arguments: argparse.Namespace) -> list[Samples]:
@@ -193,7 +200,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--batch", type=int, default=4)
     options.add_argument("--context", type=int, default=64)
     options.add_argument("--blocks", type=int, default=6, help="blocks with saves; one more without")
-    options.add_argument("--steps", type=int, default=8, help="steps a block")
+    options.add_argument("--steps", type=int, default=8, help="steps a block, a multiple of --every")
     options.add_argument("--every", type=int, default=2, help="a save every so many steps")
     options.add_argument("--durable", type=int, default=3, help="saves timed until they are on disk")
     options.add_argument("--folder", help="where to write (default: the temporary folder)")
@@ -204,6 +211,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     arguments = parser().parse_args()
+    if arguments.steps % arguments.every or arguments.steps <= arguments.every:
+        parser().error("--steps must be a multiple of --every, twice or more")
     if arguments.one:
         arguments.json.write_text(json.dumps(asdict(measure(arguments, arguments.one))))
         return
@@ -240,7 +249,7 @@ def report(arguments: argparse.Namespace, found: list[Samples]) -> Report:
                 )
     page.notes = [
         f"a save every {arguments.every} steps; {arguments.blocks} blocks of {arguments.steps} steps with saves, "
-        "each compared with the bare blocks before and after it; medians over blocks",
+        "each compared with the bare blocks before and after it: the median time from save to save; median of blocks",
         "a peer that must finish one save before the next waits inside its call; zerostall skips a save when no slot "
         "is free (counted) and writes the newest image to disk in the background, not every one",
         "on disk: from the call until the newest save is finished, the loop standing still; median",
