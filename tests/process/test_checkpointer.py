@@ -203,24 +203,49 @@ def test_a_state_that_grows_and_shrinks_is_followed(where: Path) -> None:
 # ------------------------------------------------------------------------------------------------------- tears
 
 
+def change(tensor: torch.Tensor) -> None:
+    with torch.no_grad():
+        tensor.add_(1)
+
+
 def test_a_tensor_changed_behind_the_guard_makes_the_snapshot_dirty_by_name(where: Path) -> None:
     model = nn.Linear(2000, 2000, bias=False)
     with zerostall.Checkpointer(where, guard="manual", model=model) as ckpt:
         ckpt.restore()
         ckpt.save(1).wait()
         saving = ckpt.save(2)
-        with torch.no_grad():
-            model.weight.add_(1)  # no guard
+        change(model.weight)  # no guard
         with pytest.raises(TornError, match=r"model\.weight"):
             saving.wait()
-        assert ckpt.stats.dirty == 1
-        with ckpt.guard(), torch.no_grad():
-            model.weight.add_(1)
-        saving = ckpt.save(2)
-        with ckpt.guard(), torch.no_grad():
-            model.weight.add_(1)
+        assert (ckpt.stats.dirty, saving.tiers) == (1, frozenset())
+        with ckpt.guard():
+            change(model.weight)
+        saving = ckpt.save(2, when_busy="wait")
+        with ckpt.guard():
+            change(model.weight)
         saving.wait()
-    assert saved(where) == [1, 2]
+        change(model.weight)  # it has been waited for
+        ckpt.save(3, when_busy="wait").wait()
+    assert saved(where) == [1, 2, 3]
+
+
+def test_a_change_that_the_seal_could_not_see_revokes_the_snapshot(where: Path) -> None:
+    """The copy is over and sealed in an instant; the change comes after, but before any guard."""
+    model = nn.Linear(50, 50, bias=False)
+    with zerostall.Checkpointer(where, guard="manual", model=model) as ckpt:
+        ckpt.restore()
+        ckpt.save(1).wait()
+        saving = ckpt.save(2)
+        deadline = time.monotonic() + 30
+        while "disk" not in saving.tiers and time.monotonic() < deadline:
+            time.sleep(0.01)
+        change(model.weight)
+        with ckpt.guard():
+            pass
+        with pytest.raises(TornError, match=r"model\.weight"):
+            saving.wait("host")
+        ckpt.save(3, when_busy="wait").wait()
+    assert saved(where) == [1, 3]
 
 
 def test_an_unreported_tear_is_raised_by_close(where: Path) -> None:
@@ -228,8 +253,7 @@ def test_an_unreported_tear_is_raised_by_close(where: Path) -> None:
     ckpt = zerostall.Checkpointer(where, guard="manual", model=model)
     ckpt.restore()
     ckpt.save(1)
-    with torch.no_grad():
-        model.weight.add_(1)
+    change(model.weight)
     with pytest.raises(TornError):
         ckpt.close()
     ckpt.close()

@@ -132,6 +132,14 @@ class Run:
                 self._grant()  # before the news, so that a save right after it finds a slot
             self._tell(m.Reached(step=record.step, tier="host"))
 
+    def revoke(self, berth: Berth, step: int, reason: str) -> None:
+        """A sealed step is dirty after all: it goes from every tier."""
+        log.warning("%s, rank %d: step %d is dirty after all: %s", self.where, berth.rank, step, reason)
+        berth.forget((step,))
+        self._given_up.add(step)  # where it is being written just now, that ends first and then it goes
+        self.folder.on_disk.discard(step)
+        self._writer.submit(lambda: self.folder.disk.evict(step))
+
     def promise(self, berth: Berth, step: int) -> None:
         """Somebody waits for `step` on disk."""
         tier = berth.tier_with(step)
@@ -144,6 +152,10 @@ class Run:
             assert slot is not None
             tier.slots.promise(slot.index)
             self._retry_at = 0.0
+
+    def when_tidy(self, call: Callable[[], None]) -> None:
+        """Call on the loop's thread when the order under way and the retention behind it are done."""
+        self._writer.submit(lambda: self._post(call))
 
     def advance(self) -> None:
         """Do whatever can be done now: start the next order, grant slots, give back memory, let the folder go."""

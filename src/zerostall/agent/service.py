@@ -179,6 +179,8 @@ class Service:
             case m.Discarded():
                 log.warning("%s, rank %d: step %d is dirty: %s", run.where, berth.rank, message.step, message.reason)
                 berth.discard(message.slot)
+            case m.Revoked():
+                run.revoke(berth, message.step, message.reason)
             case m.Promise():
                 run.promise(berth, message.step)
             case m.Lease():
@@ -189,6 +191,8 @@ class Service:
                 run.fetches.find(client, message, berth.rank, berth.clean_steps())
             case m.Fetch():
                 run.fetches.fetch(client, berth, message)
+            case m.Tidy():
+                run.when_tidy(lambda: client.send(m.Done(id=message.id)))
             case m.Release():
                 client.release_fetched()
                 client.send(m.Done(id=message.id))

@@ -149,12 +149,13 @@ class Checkpointer:
         replace = self._ledger.admit(step, if_exists)
         if replace is None:
             return Saving(step, self._condition, skipped=f"step {step} is there already")
+        self._look_back()
         taken = self._captures.take(when_busy or self._options.when_busy)
         if taken is None:
             self.stats.skipped += 1
             self.stats.record_call(time.perf_counter() - start)
             return Saving(step, self._condition, skipped="no slot is free: an older snapshot is still on its way")
-        saving = Saving(step, self._condition, urge=self._urge, reported=self._ledger.reported)
+        saving = Saving(step, self._condition, urge=self._urge, seen=self._look_back, reported=self._ledger.reported)
         flight = Flight(
             run=self._link.welcome.run_id,
             step=step,
@@ -185,6 +186,13 @@ class Checkpointer:
         flight, self._flight = self._flight, None
         if flight is not None:
             self.stats.record_guard(flight.protect(self._options.guard_bytes()))
+            if flight.late:
+                self._sealer.revoke(flight)
+
+    def _look_back(self) -> None:
+        """The snapshot before, if it is captured, is looked at for the last time: the guard need not see it again."""
+        if self._flight is not None and self._flight.taken.capture.done():
+            self._protect()
 
     # ------------------------------------------------------------------------------------------------ restore
 
@@ -240,6 +248,7 @@ class Checkpointer:
             newest = self._ledger.newest()
             if newest is not None:
                 newest.wait("disk")
+                self._link.ask(m.Tidy)
             self._ledger.raise_unreported()
         finally:
             self._shut()
@@ -269,9 +278,7 @@ class Checkpointer:
 
     def _settle(self) -> None:
         """Wait until no snapshot is being captured, and the agent has been told of the last one."""
-        flight, self._flight = self._flight, None
-        if flight is not None:
-            flight.protect(self._options.guard_bytes())
+        self._protect()
         self._sealer.settle()
 
     # -------------------------------------------------------------------------------------------------- checks

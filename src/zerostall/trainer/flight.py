@@ -19,6 +19,7 @@ class Flight:
         taken: the image being captured; the version counters of its sources were read when that began.
         wish: what the agent is told beside the record.
         landed: set when the agent has been told how it ended.
+        late: tensors that the guard found changed although the sealer had not: the sealed image cannot be trusted.
     """
 
     run: str
@@ -29,19 +30,36 @@ class Flight:
     created: float
     wish: m.Sealed
     landed: threading.Event = field(default_factory=threading.Event)
+    late: list[str] = field(default_factory=list)
     _torn: list[str] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def protect(self, freeze_bytes: int) -> float:
-        """Return when no source is read any more; the seconds that took. The optimizer may go on then."""
+        """Return when no source is read any more; the seconds that took. The optimizer may go on then.
+
+        Training thread. Looks for tears even where the sealer has looked: torch counts a version up at the *end* of an
+        operation, so that one which was under way then is seen only now.
+        """
         start = time.perf_counter()
         self.taken.capture.protect(freeze_bytes=freeze_bytes)
-        self.torn()
+        self.look()
         return time.perf_counter() - start
 
-    def torn(self) -> list[str]:
-        """Names of tensors that changed between `save` and the end of reading them. Looked at once."""
+    def look(self) -> list[str]:
+        """Names of tensors that have changed since `save`. Whoever looks first, the sealer must know."""
         with self._lock:
+            moved = [self.taken.layout.entries[index].name for index in self.taken.sources.moved()]
             if self._torn is None:
-                self._torn = [self.taken.layout.entries[index].name for index in self.taken.sources.moved()]
-            return self._torn
+                self._torn = moved
+            elif moved and not self._torn:
+                self.late = moved
+            return moved
+
+    def torn(self) -> list[str]:
+        """The finding that counts for the seal: the guard's if it was first, else the one of now."""
+        with self._lock:
+            if self._torn is not None:
+                return self._torn
+        self.look()
+        assert self._torn is not None
+        return self._torn

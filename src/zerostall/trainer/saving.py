@@ -24,12 +24,14 @@ class Saving:
         *,
         skipped: str = "",
         urge: Callable[[int], None] = lambda step: None,
+        seen: Callable[[], None] = lambda: None,
         reported: Callable[[ZerostallError], None] = lambda error: None,
     ) -> None:
         self.step = step
         self.skipped = skipped
         self._condition = condition
         self._urge = urge
+        self._seen = seen
         self._reported = reported
         self._tiers: set[str] = set()
         self._errors: dict[str, ZerostallError] = {}
@@ -59,9 +61,14 @@ class Saving:
             raise ReplacedError(f"step {self.step} was skipped: {self.skipped}", hint="look at Saving.skipped")
         if tier == "disk":
             self._urge(self.step)
+        self._await(tier, timeout)
+        self._seen()
+        self._await(tier, 0.0)  # what was only seen now is raised now
+
+    def _await(self, tier: str, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._condition:
-            while tier not in self._tiers:
+            while tier not in self._tiers or tier in self._errors:
                 error = self._errors.get(tier)
                 if error is not None:
                     self._reported(error)
@@ -85,6 +92,8 @@ class Saving:
     def _failed(self, tier: str, error: ZerostallError) -> None:
         """The step will not reach `tier` (unless the agent, which goes on trying, says later that it has)."""
         self._errors[tier] = error
+        self._tiers.discard(tier)
         if tier == "host":
             self._errors["disk"] = error
+            self._tiers.clear()
         self._condition.notify_all()

@@ -49,6 +49,13 @@ class Sealer:
             self._early = False
             os.eventfd_write(self.announce, 1)
 
+    def revoke(self, flight: Flight) -> None:
+        """A sealed image turned out to be torn: nobody may restore it."""
+        flight.landed.wait()
+        error = _torn(flight.step, flight.late)
+        self._dirty(flight, error)
+        self._link.tell(m.Revoked(step=flight.step, reason=str(error.args[0])), timeout=10.0)
+
     def settle(self) -> None:
         """Wait until the agent has been told of every flight."""
         if self._last is not None:

@@ -3,8 +3,8 @@
 A request carries an `id` and is answered by a message with the same id (or by `Refused`). The others are events and
 are not answered. File descriptors travel beside a message (see `channel`).
 
-    trainer → agent   Hello  Lease  Adopt  Find  Fetch  Release  Status  Stop          (requests)
-                      Sealed  Discarded  Promise                                       (events)
+    trainer → agent   Hello  Lease  Adopt  Find  Fetch  Release  Tidy  Status  Stop    (requests)
+                      Sealed  Discarded  Revoked  Promise                              (events)
     agent → trainer   Welcome  Leased  Found  Fetched  Done  Report  Refused           (answers)
                       Granted  Reached  Failed  Replaced                               (events)
 """
@@ -104,6 +104,13 @@ class Discarded(Message, frozen=True):
     reason: str
 
 
+class Revoked(Message, frozen=True):
+    """A step that was sealed is dirty after all: no tier may keep it."""
+
+    step: int
+    reason: str
+
+
 class Promise(Message, frozen=True):
     """Somebody waits for `step` on disk: do not replace it before. Answered by `Reached`, `Failed` or `Replaced`."""
 
@@ -126,6 +133,12 @@ class Fetch(Message, frozen=True):
 
 class Release(Message, frozen=True):
     """The trainer has read what it fetched."""
+
+    id: int
+
+
+class Tidy(Message, frozen=True):
+    """Answer when what is under way is on disk and retention has done its work."""
 
     id: int
 
@@ -272,7 +285,7 @@ class Replaced(Message, frozen=True):
     tier: str
 
 
-FromTrainer = Hello | Lease | Adopt | Sealed | Discarded | Promise | Find | Fetch | Release | Status | Stop
+FromTrainer = Hello | Lease | Adopt | Sealed | Discarded | Revoked | Promise | Find | Fetch | Release | Tidy | Status | Stop
 FromAgent = (
     Welcome | Leased | Found | Fetched | Done | Report | Refused | Granted | Reached | Failed | Replaced
 )
