@@ -42,10 +42,15 @@ ZS_SSE42 inline uint32_t three_streams(uint32_t state, const uint8_t*& data, siz
   constexpr uint32_t kTwoOn = power(8 * 2 * kStream - 33), kOneOn = power(8 * kStream - 33);
   while (nbytes >= 3 * kStream) {
     uint64_t a = state, b = 0, c = 0;
-    for (size_t i = 0; i < kStream; i += 8) {
-      a = _mm_crc32_u64(a, load64(data + i));
-      b = _mm_crc32_u64(b, load64(data + kStream + i));
-      c = _mm_crc32_u64(c, load64(data + 2 * kStream + i));
+    for (size_t i = 0; i < kStream; i += 64) {
+      // The same lines of the next round: the hardware sees no pattern in three short streams.
+      for (size_t k = i; k < 3 * kStream; k += kStream)
+        _mm_prefetch(reinterpret_cast<const char*>(data + 3 * kStream + k), _MM_HINT_T0);
+      for (size_t k = i; k < i + 64; k += 8) {
+        a = _mm_crc32_u64(a, load64(data + k));
+        b = _mm_crc32_u64(b, load64(data + kStream + k));
+        c = _mm_crc32_u64(c, load64(data + 2 * kStream + k));
+      }
     }
     state = static_cast<uint32_t>(shifted(static_cast<uint32_t>(a), kTwoOn) ^
                                   shifted(static_cast<uint32_t>(b), kOneOn) ^ c);
@@ -66,24 +71,41 @@ size_t head(const uint8_t* to, size_t nbytes) {
   return misaligned < nbytes ? misaligned : nbytes;
 }
 
+ZS_SSE42 inline void stream_line(uint8_t* to, const uint8_t* from) {
+  const auto* in = reinterpret_cast<const __m128i*>(from);
+  auto* out = reinterpret_cast<__m128i*>(to);
+  const __m128i a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1);
+  const __m128i c = _mm_loadu_si128(in + 2), d = _mm_loadu_si128(in + 3);
+  _mm_stream_si128(out, a), _mm_stream_si128(out + 1, b);
+  _mm_stream_si128(out + 2, c), _mm_stream_si128(out + 3, d);
+}
+
 ZS_SSE42 uint32_t sse42_copy(uint32_t state, uint8_t* to, const uint8_t* from, size_t nbytes) {
-  constexpr size_t kBlock = 12 << 10;  // two rounds of the long streams; in L1 when it is read again
+  constexpr size_t kStream = 2048;
+  constexpr uint32_t kTwoOn = power(8 * 2 * kStream - 33), kOneOn = power(8 * kStream - 33);
   const size_t lead = head(to, nbytes);
   std::memcpy(to, from, lead);
   state = one_stream(state, from, lead);
   to += lead, from += lead, nbytes -= lead;
-  while (nbytes >= 64) {
-    const size_t n = (nbytes < kBlock ? nbytes : kBlock) & ~size_t{63};
-    state = sse42_crc(state, from, n);
-    for (size_t i = 0; i < n; i += 64) {
-      const auto* in = reinterpret_cast<const __m128i*>(from + i);
-      auto* out = reinterpret_cast<__m128i*>(to + i);
-      const __m128i a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1);
-      const __m128i c = _mm_loadu_si128(in + 2), d = _mm_loadu_si128(in + 3);
-      _mm_stream_si128(out, a), _mm_stream_si128(out + 1, b);
-      _mm_stream_si128(out + 2, c), _mm_stream_si128(out + 3, d);
+  for (; nbytes >= 3 * kStream; to += 3 * kStream, from += 3 * kStream, nbytes -= 3 * kStream) {
+    uint64_t a = state, b = 0, c = 0;
+    for (size_t i = 0; i < kStream; i += 64) {
+      for (size_t k = i; k < 3 * kStream; k += kStream) {
+        _mm_prefetch(reinterpret_cast<const char*>(from + 3 * kStream + k), _MM_HINT_T0);
+        stream_line(to + k, from + k);
+      }
+      for (size_t k = i; k < i + 64; k += 8) {
+        a = _mm_crc32_u64(a, load64(from + k));
+        b = _mm_crc32_u64(b, load64(from + kStream + k));
+        c = _mm_crc32_u64(c, load64(from + 2 * kStream + k));
+      }
     }
-    to += n, from += n, nbytes -= n;
+    state = static_cast<uint32_t>(shifted(static_cast<uint32_t>(a), kTwoOn) ^
+                                  shifted(static_cast<uint32_t>(b), kOneOn) ^ c);
+  }
+  for (; nbytes >= 64; to += 64, from += 64, nbytes -= 64) {
+    stream_line(to, from);
+    state = one_stream(state, from, 64);
   }
   std::memcpy(to, from, nbytes);
   _mm_sfence();  // streaming stores are unordered: nobody may be told of them before this

@@ -28,6 +28,10 @@ struct alignas(File::kAlign) Page {
 File::File(int fd, bool direct, const std::string& obstacle) : fd_(::fcntl(fd, F_DUPFD_CLOEXEC, 0)) {
   if (fd_ < 0) throw system_error(Kind::storage, "cannot use file descriptor " + std::to_string(fd), errno);
   flags_ = ::fcntl(fd_, F_GETFL);
+  if ((flags_ & O_APPEND) != 0) {
+    ::close(fd_);
+    throw Error(Kind::usage, "a file opened for appending ignores where it is written");
+  }
   if (!direct) return;
   if (!obstacle.empty()) {
     fell_back_ = obstacle;

@@ -49,7 +49,7 @@ class Job : public std::enable_shared_from_this<Job> {
   explicit Job(std::shared_ptr<Workers> workers, uint64_t units);
   void announce_to(int eventfd) noexcept {
     announced_ = eventfd;
-  }              // 1 is added to it at the end; before start
+  }  // 1 is added to it at the end; before start
   void start();  // hands the job to the workers; the last statement of whoever builds one
   std::optional<uint64_t> claim() noexcept;
   uint64_t unclaimed() const noexcept;

@@ -105,6 +105,12 @@ Pool::Pool(const std::string& name, unsigned threads) : count_(threads), owner_(
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
+const std::shared_ptr<Workers>& Pool::workers() const {
+  if (::getpid() != owner_)
+    throw Error(Kind::usage, "the pool's threads are in the process that forked this one");
+  return *workers_;
+}
+
 void Pool::close() {
   if (::getpid() != owner_) return;
   (*workers_)->shut();

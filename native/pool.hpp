@@ -45,7 +45,8 @@ class Pool {
   Pool& operator=(const Pool&) = delete;
   ~Pool();
   void close();  // idempotent; joins the threads
-  const std::shared_ptr<Workers>& workers() const { return *workers_; }
+  const std::shared_ptr<Workers>& workers()
+      const;  // throws in a forked child, where nobody would do the work
   unsigned threads() const { return count_; }
 
  private:

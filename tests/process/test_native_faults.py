@@ -164,6 +164,12 @@ for attempt in range(10):
     capture = Capture(pool, plan, sources, segment.address, at_once=[])
     child = os.fork()
     if child == 0:
+        try:
+            Capture(pool, plan, sources, segment.address, at_once=[])
+        except ValueError as error:
+            assert "forked" in str(error)
+        else:
+            os._exit(1)
         del capture, pool, sources, segment, tensors
         gc.collect()
         os._exit(0)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import select
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from unit.native_images import checksums_of, plan_of, raw, segment_with
+from unit.native_images import checksums_of, plan_of, raw
 from zerostall.native import Capture, Pool, Scatter, Segment, Tensors
 
 DTYPES = [
@@ -245,8 +246,6 @@ def test_the_sources_live_until_the_capture_is_gone(pool: Pool) -> None:
 
 
 def test_threads_are_named_and_end() -> None:
-    from pathlib import Path
-
     def names() -> list[str]:
         return [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
 
@@ -257,4 +256,3 @@ def test_threads_are_named_and_end() -> None:
     assert names().count("zs-test-threads") == 3
     pool.close()
     assert names().count("zs-test-threads") == 0
-    _ = segment_with(b"")

@@ -153,6 +153,8 @@ def test_the_systems_refusal_arrives_with_its_number(pool: Pool, tmp_path: Path)
     assert caught.value.errno == 9
     with pytest.raises(StorageError, match="descriptor"):
         FileRead(pool, -1, segment.address, CHUNK, chunk_bytes=CHUNK, checksums=[0], direct=False)
+    with path.open("ab") as file, pytest.raises(ValueError, match="appending"):
+        FileWrite(pool, file.fileno(), segment.address, CHUNK, chunk_bytes=CHUNK, checksums=[0], direct=False)
     with pytest.raises(ValueError, match="2 checksums for 1"):
         Verify(pool, segment.address, CHUNK, CHUNK, [0, 0])
 
