@@ -15,9 +15,7 @@ RUN = "0123456789abcdef"
 
 def make_layout(*sizes: int) -> Layout:
     """One uint8 tensor of each size."""
-    return layout.build(
-        Shard(f"model.t{index}", "uint8", (size,), (size,), (0,)) for index, size in enumerate(sizes)
-    )
+    return layout.build(Shard(f"model.t{index}", "uint8", (size,), (size,), (0,)) for index, size in enumerate(sizes))
 
 
 class HandMade:
@@ -33,9 +31,7 @@ class HandMade:
         self.image = Image(shape, self.record, self.memory.address)
 
 
-def record_of(
-    shape: Layout, data: bytes, step: int, *, rank: int = 0, world: int = 1, run: str = RUN
-) -> Record:
+def record_of(shape: Layout, data: bytes, step: int, *, rank: int = 0, world: int = 1, run: str = RUN) -> Record:
     sums = [native.crc32c(data[start : start + CHUNK]) for start in range(0, len(data), CHUNK)]
     return Record(
         run=run,

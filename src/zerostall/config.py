@@ -1,11 +1,11 @@
 """Settings: what a caller may choose, checked once, and what the environment may add.
 
-    ZEROSTALL_RUNTIME_DIR    folder of the agent's socket, lock and log (default: $XDG_RUNTIME_DIR/zerostall, else
-                             <temp>/zerostall-<uid>)
-    ZEROSTALL_HOST_BUDGET    most bytes of shared memory the agent lends on this node (default: half of the memory);
-                             suffixes K, M, G, T are powers of 1024
-    ZEROSTALL_AGENT_IDLE     seconds without a trainer after which the agent leaves (default: 1800)
-    ZEROSTALL_COPY_THREADS   threads that copy tensors in the training process (default: 2, at most half of the cores)
+ZEROSTALL_RUNTIME_DIR    folder of the agent's socket, lock and log (default: $XDG_RUNTIME_DIR/zerostall, else
+                         <temp>/zerostall-<uid>)
+ZEROSTALL_HOST_BUDGET    most bytes of shared memory the agent lends on this node (default: half of the memory);
+                         suffixes K, M, G, T are powers of 1024
+ZEROSTALL_AGENT_IDLE     seconds without a trainer after which the agent leaves (default: 1800)
+ZEROSTALL_COPY_THREADS   threads that copy tensors in the training process (default: 2, at most half of the cores)
 """
 
 from __future__ import annotations

@@ -422,7 +422,13 @@ def test_another_model_is_an_error_and_nothing_is_written(where: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a b", "w=[1]", "*glob?", "übung-模型", "x'y", "-dash", "%20", "#1", "a" * 200])
 def test_any_folder_name_works(tmp_path: Path, name: str) -> None:
-    odd = {"val/loss=0.1": torch.ones(2), "..": torch.ones(3), "a/b": torch.ones(1), "é\n": torch.ones(4), "": torch.ones(5)}
+    odd = {
+        "val/loss=0.1": torch.ones(2),
+        "..": torch.ones(3),
+        "a/b": torch.ones(1),
+        "é\n": torch.ones(4),
+        "": torch.ones(5),
+    }
     with zerostall.Checkpointer(tmp_path / name, when_busy="wait", keep=2, state=odd) as ckpt:
         ckpt.restore()
         for step in (1, 2, 3):

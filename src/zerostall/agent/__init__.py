@@ -1,1 +1,1 @@
-"""The node's agent: lends the memory that outlives trainers, seals images, carries them to disk. Never imports torch."""
+"""The node's agent: lends memory that outlives trainers, seals images, carries them to disk. Never imports torch."""

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from zerostall import native
-from zerostall.core.layout import Layout
-from zerostall.core.manifest import Record
-from zerostall.flow.budget import Budget
 from zerostall.tiers.host import HostTier, stride_of
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
     from zerostall.agent.client import Client
+    from zerostall.core.layout import Layout
+    from zerostall.core.manifest import Record
+    from zerostall.flow.budget import Budget
 
 
 @dataclass(slots=True)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from zerostall.telemetry import log
-from zerostall.wire import messages as m
 from zerostall.wire.channel import Channel, ClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zerostall.wire import messages as m
 
 _numbers = itertools.count(1)
 

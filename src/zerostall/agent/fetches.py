@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zerostall import native
-from zerostall.agent.berth import Berth
-from zerostall.agent.client import Client
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.errors import FormatError, SnapshotNotFoundError, StorageError, ZerostallError
 from zerostall.flow.worker import Worker
-from zerostall.tiers.disk import DiskTier
 from zerostall.tiers.host import stride_of
 from zerostall.wire import messages as m
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from zerostall.agent.berth import Berth
+    from zerostall.agent.client import Client
+    from zerostall.tiers.disk import DiskTier
 
 Post = Callable[[Callable[[], None]], None]
 

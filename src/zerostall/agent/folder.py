@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import time
 import uuid
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from zerostall import native
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
-from zerostall.core.layout import Layout
 from zerostall.core.manifest import RunFacts
 from zerostall.errors import FormatError, RunMismatchError
 from zerostall.flow.folder_lock import FolderLock
-from zerostall.tiers.disk import DiskTier, read_file, storage_errors, write_whole
+from zerostall.tiers.disk import DiskTier
+from zerostall.tiers.files import read_file, storage_errors, write_whole
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from zerostall import native
+    from zerostall.core.layout import Layout
 
 UNREAD = "unread"
 
@@ -103,7 +108,9 @@ class RunFolder:
         if path.exists():
             self.facts = manifests.decode_run(read_file(path), source=str(path))
         else:
-            self._write_facts(RunFacts(run=uuid.uuid4().hex, name="", fingerprint=layouts.fingerprint([]), created=time.time()))
+            self._write_facts(
+                RunFacts(run=uuid.uuid4().hex, name="", fingerprint=layouts.fingerprint([]), created=time.time())
+            )
 
     def _write_facts(self, facts: RunFacts) -> None:
         with storage_errors(self.where, "run.json", 0):

@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from zerostall import native
 from zerostall.agent.berth import Berth, Wish
-from zerostall.agent.client import Client
 from zerostall.agent.fetches import Fetches
 from zerostall.agent.folder import RunFolder
 from zerostall.core import backoff
@@ -18,12 +17,16 @@ from zerostall.core import manifest as manifests
 from zerostall.core.manifest import Manifest, Record
 from zerostall.core.retention import Keep
 from zerostall.errors import FormatError, RunBusyError, RunMismatchError, StorageError, ZerostallError
-from zerostall.flow.budget import Budget
 from zerostall.flow.persist import Order, Outcome, persist, prune
 from zerostall.flow.worker import Worker
 from zerostall.telemetry import log
-from zerostall.tiers.host import Held, HostTier
 from zerostall.wire import messages as m
+
+if TYPE_CHECKING:
+    from zerostall import native
+    from zerostall.agent.client import Client
+    from zerostall.flow.budget import Budget
+    from zerostall.tiers.host import Held, HostTier
 
 Post = Callable[[Callable[[], None]], None]
 
@@ -101,7 +104,9 @@ class Run:
 
     def steps(self) -> tuple[int, ...]:
         """Every step that this node can bring back, rising."""
-        return tuple(sorted(set(self.folder.disk.steps()).union(*(berth.clean_steps() for berth in self.berths.values()))))
+        return tuple(
+            sorted(set(self.folder.disk.steps()).union(*(berth.clean_steps() for berth in self.berths.values())))
+        )
 
     # ------------------------------------------------------------------------------------------------ sealing
 
@@ -212,7 +217,9 @@ class Run:
 
     def _next_step(self) -> int | None:
         """The step to write next: a promised one, the oldest first; else the newest clean one."""
-        waiting = [step for step in self._clean_steps() if step not in self.folder.on_disk and step not in self._given_up]
+        waiting = [
+            step for step in self._clean_steps() if step not in self.folder.on_disk and step not in self._given_up
+        ]
         promised = [step for step in waiting if any(self._promised(berth, step) for berth in self.berths.values())]
         if promised:
             return promised[0]

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import selectors
-import socket
 import time
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import zerostall
 from zerostall import native
 from zerostall.agent.berth import Berth, Wish
 from zerostall.agent.client import Client
 from zerostall.agent.run import Run
-from zerostall.config import AgentSettings
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.errors import AgentError, CapabilityError, CapacityError, FormatError, RunBusyError, ZerostallError
@@ -23,6 +21,12 @@ from zerostall.flow.budget import Budget
 from zerostall.telemetry import log
 from zerostall.wire import messages as m
 from zerostall.wire.channel import Channel, ClosedError, drop, peer
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from zerostall.config import AgentSettings
 
 DISK_THREADS = 4
 

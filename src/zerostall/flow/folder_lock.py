@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zerostall.errors import RunBusyError
 from zerostall.telemetry import say_once
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 LOCK = "run.lock"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from zerostall import native
 from zerostall.core.safetensors import header_nbytes
 from zerostall.errors import CapacityError, CorruptError, FormatError, StorageError
-from zerostall.tiers.disk import opened
+from zerostall.tiers.files import opened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

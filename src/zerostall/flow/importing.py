@@ -28,7 +28,8 @@ from zerostall.flow.export import DTYPES_KEY
 from zerostall.flow.folder_lock import FolderLock
 from zerostall.flow.image_reader import read_exactly, read_header
 from zerostall.tiers.contract import Image
-from zerostall.tiers.disk import DiskTier, opened, read_file, storage_errors, write_whole
+from zerostall.tiers.disk import DiskTier
+from zerostall.tiers.files import opened, read_file, storage_errors, write_whole
 from zerostall.tiers.host import stride_of
 
 if TYPE_CHECKING:

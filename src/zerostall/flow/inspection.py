@@ -10,13 +10,14 @@ from zerostall.core import steps as names
 from zerostall.core.contents import Content, contents
 from zerostall.errors import FormatError, StorageError
 from zerostall.flow.catalog import existing, newest, opened_run
-from zerostall.tiers.disk import DiskTier, read_file
+from zerostall.tiers.files import read_file
 
 if TYPE_CHECKING:
     import os
 
     from zerostall.core.leaves import Leaf
     from zerostall.core.manifest import Manifest, Record, RunFacts
+    from zerostall.tiers.disk import DiskTier
 
 
 @dataclass(frozen=True, slots=True)

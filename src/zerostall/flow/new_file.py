@@ -9,7 +9,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 from zerostall.errors import StorageError
-from zerostall.tiers.disk import free_bytes, fsync_folder, no_room, storage_errors
+from zerostall.tiers.files import free_bytes, fsync_folder, no_room, storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

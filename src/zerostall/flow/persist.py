@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from zerostall.core import retention
-from zerostall.core.manifest import Manifest
 from zerostall.core.retention import Keep, StepFacts
 from zerostall.errors import CorruptError, FormatError, StorageError, ZerostallError
 from zerostall.telemetry import log
-from zerostall.tiers.contract import Image
-from zerostall.tiers.disk import DiskTier
+
+if TYPE_CHECKING:
+    from zerostall.core.manifest import Manifest
+    from zerostall.tiers.contract import Image
+    from zerostall.tiers.disk import DiskTier
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,5 +40,5 @@ class Worker:
         while (task := self._tasks.get()) is not None:
             try:
                 task()
-            except Exception:  # a bug in a task must not silence the tasks behind it
+            except Exception:  # noqa: BLE001 - a bug in a task must not silence the tasks behind it
                 log.exception("%s: a task failed", self._thread.name)

@@ -21,10 +21,11 @@ The same tests run over all tiers: tests/contract.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from zerostall.core.layout import Layout
-from zerostall.core.manifest import Manifest, Record
+if TYPE_CHECKING:
+    from zerostall.core.layout import Layout
+    from zerostall.core.manifest import Manifest, Record
 
 
 @dataclass(frozen=True, slots=True)

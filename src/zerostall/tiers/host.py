@@ -9,13 +9,16 @@ from __future__ import annotations
 import ctypes
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from zerostall import native
-from zerostall.core.layout import Layout
-from zerostall.core.manifest import Manifest, Record
 from zerostall.core.slots import Slots
 from zerostall.errors import CapacityError, CorruptError, FormatError, SnapshotNotFoundError, StepExistsError
 from zerostall.tiers.contract import Image, Stored
+
+if TYPE_CHECKING:
+    from zerostall.core.layout import Layout
+    from zerostall.core.manifest import Manifest, Record
 
 PAGE = 4096
 
@@ -35,7 +38,7 @@ class Held:
 
 
 class HostTier:
-    """Images of one layout in one segment; see `contract.Tier`. One thread drives it; held images may be read by any."""
+    """Images of one layout in one segment; see `contract.Tier`. One thread drives it, any may read a held image."""
 
     name = "host"
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from zerostall import native
-from zerostall.config import WhenBusy
 from zerostall.core import layout as layouts
 from zerostall.core.layout import CHUNK, Layout
 from zerostall.errors import WaitTimeoutError
 from zerostall.telemetry import log
-from zerostall.trainer.link import Link
 from zerostall.trainer.memory import Memory, Shelf
-from zerostall.trainer.options import Options
 from zerostall.trainer.state import OutdatedError, State, Survey, Values
 from zerostall.wire import messages as m
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+    from zerostall.config import WhenBusy
+    from zerostall.trainer.link import Link
+    from zerostall.trainer.options import Options
 
 _BUSY_SECONDS = 600.0
 _GRANT_SECONDS = 10.0
@@ -125,7 +129,7 @@ class Captures:
         """Borrow memory for the layout and touch it, so that no later save pays for page faults."""
         start = time.perf_counter()
         encoded = layouts.encode(layout)
-        answer, fds = self._link.ask(m.Lease, layout=encoded, slots=self._options.slots)
+        answer, fds = self._link.ask(lambda id: m.Lease(id=id, layout=encoded, slots=self._options.slots))
         assert isinstance(answer, m.Leased)
         segment = native.Segment.attach(fds[0], answer.nbytes)
         os.close(fds[0])

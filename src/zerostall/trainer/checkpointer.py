@@ -10,11 +10,10 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zerostall.config import IfExists, Policy, WhenBusy, runtime_dir
-from zerostall.core.retention import Keep
 from zerostall.errors import CapabilityError, ZerostallError
 from zerostall.telemetry import Stats, log
 from zerostall.trainer import restore as restoring
@@ -30,6 +29,11 @@ from zerostall.trainer.sealer import Sealer
 from zerostall.trainer.state import State
 from zerostall.wire import messages as m
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from zerostall.core.retention import Keep
+
 
 class Checkpointer:
     """Saves and restores the state of one training run.
@@ -41,8 +45,8 @@ class Checkpointer:
 
     `save` copies at once what forward and user code may change (buffers, counters, random generators, schedulers,
     averaged weights), hands the rest to threads of its own, and returns. Before the optimizer changes a parameter, its
-    guard makes sure that the parameter has been read. The image lands in memory of the node's agent, which outlives this
-    process and carries it to disk.
+    guard makes sure that it has been read. The image lands in memory of the node's agent, which outlives this process and
+    carries it to disk.
 
     Args:
         where: the run's folder; created when absent.
@@ -84,7 +88,7 @@ class Checkpointer:
         self._options = Options.checked(
             keep=keep, policy=policy, when_busy=when_busy, slots=slots, freeze_bytes=freeze_bytes, guard=guard
         )
-        self._where = Path(os.path.abspath(where))
+        self._where = Path(where).absolute()
         _refuse_distributed()
         self._state = State(state, rng=rng, user_guards=guard == "manual")
         self.stats = Stats()
@@ -262,7 +266,7 @@ class Checkpointer:
             return
         try:
             self.close()
-        except Exception as second:  # the first error is the one to see
+        except Exception as second:  # noqa: BLE001 - the first error is the one to see
             log.error("while leaving because of %r: the newest snapshot did not get to disk: %s", error, second)
 
     def _shut(self) -> None:
@@ -348,7 +352,7 @@ def _close_at_exit(owner: Checkpointer):
         print("zerostall: waiting for the last snapshot to reach the disk", file=sys.stderr)
         try:
             checkpointer.close()
-        except Exception as error:  # nobody is left to catch it
+        except Exception as error:  # noqa: BLE001 - nobody is left to catch it
             print(f"zerostall: the last snapshot did not reach the disk: {error}", file=sys.stderr)
 
     atexit.register(close)

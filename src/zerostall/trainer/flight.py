@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from zerostall.trainer.captures import Taken
-from zerostall.trainer.saving import Saving
-from zerostall.wire import messages as m
+if TYPE_CHECKING:
+    from zerostall.trainer.captures import Taken
+    from zerostall.trainer.saving import Saving
+    from zerostall.wire import messages as m
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import torch
 
 
 class Guard:

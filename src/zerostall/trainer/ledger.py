@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from zerostall.config import IfExists
 from zerostall.errors import ReplacedError, StepExistsError, TornError, ZerostallError
 from zerostall.telemetry import Stats, log
-from zerostall.trainer.saving import Saving
 from zerostall.wire import messages as m
+
+if TYPE_CHECKING:
+    import threading
+    from pathlib import Path
+
+    from zerostall.config import IfExists
+    from zerostall.trainer.saving import Saving
 
 
 class Ledger:
@@ -35,7 +39,7 @@ class Ledger:
             self._unread = max(steps, default=None)
 
     def resume(self, step: int | None, seen: frozenset[int]) -> None:
-        """Training goes on from `step` (None: from nothing); of the steps seen, newer ones are of a past it has left."""
+        """Training goes on from `step` (None: from nothing); newer ones of those seen are of a past it has left."""
         with self._condition:
             self._aside = tuple(sorted(s for s in seen if step is not None and s > step))
             self._known = set(seen).difference(self._aside)

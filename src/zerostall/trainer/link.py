@@ -1,7 +1,7 @@
 """The training process's connection to its agent: it comes back by itself when the agent dies.
 
-One thread receives. Requests are answered on the thread that asked; events go to the listener, on the link's thread. When
-the agent is gone, the link finds or starts another, says hello, and lets the listener hand over the memory it kept.
+One thread receives. Requests are answered on the thread that asked; events go to the listener, on the link's thread.
+When the agent is gone, the link finds or starts another, says hello, and lets the listener hand over the memory it kept.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import threading
 import time
 import weakref
 from concurrent.futures import Future
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from zerostall.core import backoff
 from zerostall.errors import AgentError, WaitTimeoutError, ZerostallError
@@ -21,6 +20,10 @@ from zerostall.telemetry import log
 from zerostall.wire import messages as m
 from zerostall.wire.channel import Channel, ClosedError, drop
 from zerostall.wire.rendezvous import connect_or_start
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 ANSWER_SECONDS = 600.0
 _GREETINGS = 6
@@ -97,8 +100,10 @@ class Link:
                 self._up.clear()  # the link's thread will notice by itself
         return False
 
-    def ask(self, request: type[m.Message], *, timeout: float = ANSWER_SECONDS, **fields: object) -> Answer:
+    def ask(self, make: Callable[[int], m.Message], *, timeout: float = ANSWER_SECONDS) -> Answer:
         """Send a request and wait for its answer, together with the descriptors that came beside it.
+
+        `make` is given the number that the request must carry as its id.
 
         Raises:
             AgentError: there is no agent, or it died while it was asked. Asking again is safe.
@@ -112,14 +117,14 @@ class Link:
         with self._lock:
             self._waiting[number] = future
             try:
-                self._channel.send(request(id=number, **fields))
+                self._channel.send(make(number))
             except ClosedError:
                 del self._waiting[number]
                 raise
         try:
             answer, fds = future.result(timeout)
         except TimeoutError:
-            raise WaitTimeoutError(f"the agent did not answer {request.__name__} in {timeout:.0f} s") from None
+            raise WaitTimeoutError(f"the agent did not answer in {timeout:.0f} s") from None
         finally:
             self._waiting.pop(number, None)
         if isinstance(answer, m.Refused):

@@ -5,12 +5,16 @@ The trainer keeps the mapping whatever becomes of the agent; a new agent takes t
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from zerostall import native
-from zerostall.core.layout import Layout
 from zerostall.wire import messages as m
+
+if TYPE_CHECKING:
+    import threading
+
+    from zerostall import native
+    from zerostall.core.layout import Layout
 
 
 @dataclass(slots=True)

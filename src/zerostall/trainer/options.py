@@ -34,7 +34,9 @@ class Options:
         _one_of("when_busy", when_busy, get_args(WhenBusy))
         _one_of("guard", guard, ("hooks", "manual"))
         if slots < 2:
-            raise ValueError(f"slots={slots}: one slot is captured into while another holds the newest image: 2 or more")
+            raise ValueError(
+                f"slots={slots}: one slot is captured into while another holds the newest image: 2 or more"
+            )
         if freeze_bytes < 0:
             raise ValueError(f"freeze_bytes={freeze_bytes} is negative")
         return cls(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zerostall import native
 from zerostall.core import candidates
@@ -25,9 +24,14 @@ from zerostall.errors import (
 from zerostall.telemetry import log
 from zerostall.tiers.contract import Stored
 from zerostall.trainer.captures import plan_of
-from zerostall.trainer.link import Link
-from zerostall.trainer.state import State
 from zerostall.wire import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from zerostall.trainer.link import Link
+    from zerostall.trainer.state import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,7 @@ def _nothing(request: Request, where: Path, damaged: Mapping[str, str], seen: fr
 @contextlib.contextmanager
 def _mapped(link: Link, copy: Copy) -> Iterator[Mapped]:
     """The image in memory, for as long as the block lasts."""
-    answer, fds = link.ask(m.Fetch, step=copy.step, tier=copy.tier)
+    answer, fds = link.ask(lambda id: m.Fetch(id=id, step=copy.step, tier=copy.tier))
     assert isinstance(answer, m.Fetched)
     try:
         layout = layouts.decode(answer.layout)

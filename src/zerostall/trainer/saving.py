@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from zerostall.errors import ReplacedError, WaitTimeoutError, ZerostallError
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
 
 
 class Saving:

@@ -1,11 +1,11 @@
-"""The thread that finishes what `save` began: waits for the copy, looks for tears, writes the record, tells the agent."""
+"""The thread that finishes what `save` began: awaits the copy, looks for tears, writes the record, tells the agent."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,10 +14,14 @@ from zerostall.core import manifest as manifests
 from zerostall.core.layout import CHUNK
 from zerostall.core.manifest import Record
 from zerostall.errors import StateError, TornError, ZerostallError
-from zerostall.trainer.flight import Flight
-from zerostall.trainer.link import Link
-from zerostall.trainer.memory import Shelf
 from zerostall.wire import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zerostall.trainer.flight import Flight
+    from zerostall.trainer.link import Link
+    from zerostall.trainer.memory import Shelf
 
 _NAMED = 5
 
@@ -89,7 +93,7 @@ class Sealer:
             if torn := flight.torn():
                 raise _torn(flight.step, torn)
             record = manifests.encode_record(_record(flight))
-        except Exception as error:  # whatever it is, the slot must come back and the user must hear of it
+        except Exception as error:  # noqa: BLE001 - the slot must come back, and the user must hear
             ours = error if isinstance(error, ZerostallError) else StateError(f"step {flight.step}: {error!r}")
             self._shelf.discarded(flight.taken.slot)
             self._dirty(flight, ours)

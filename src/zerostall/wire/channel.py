@@ -12,12 +12,14 @@ import os
 import socket
 import struct
 from collections import deque
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
 from zerostall.errors import AgentError
-from zerostall.wire import messages
+
+if TYPE_CHECKING:
+    from zerostall.wire import messages
 
 MAX_FRAME = 512 << 20  # a layout of millions of tensors fits; a length from a confused peer does not
 MAX_BACKLOG = 64 << 20

@@ -285,10 +285,10 @@ class Replaced(Message, frozen=True):
     tier: str
 
 
-FromTrainer = Hello | Lease | Adopt | Sealed | Discarded | Revoked | Promise | Find | Fetch | Release | Tidy | Status | Stop
-FromAgent = (
-    Welcome | Leased | Found | Fetched | Done | Report | Refused | Granted | Reached | Failed | Replaced
+FromTrainer = (
+    Hello | Lease | Adopt | Sealed | Discarded | Revoked | Promise | Find | Fetch | Release | Tidy | Status | Stop
 )
+FromAgent = Welcome | Leased | Found | Fetched | Done | Report | Refused | Granted | Reached | Failed | Replaced
 
 
 def rebuild_error(kind: str, message: str, *, hint: str = "", errno: int | None = None) -> errors.ZerostallError:

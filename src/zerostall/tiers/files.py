@@ -1,0 +1,134 @@
+"""Small file work done right: errors that name the path, whole files, durable names, and nothing through a link."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import stat
+from typing import TYPE_CHECKING
+
+from zerostall.core import steps as names
+from zerostall.errors import FormatError, StorageError
+from zerostall.telemetry import log, say_once
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_MAX_JSON = 1 << 30  # a record or layout over this is not ours
+_RETRIED = (errno.ESTALE, errno.EBUSY, errno.ENOTEMPTY)
+
+
+@contextlib.contextmanager
+def storage_errors(path: Path, what: str, needed: int):
+    """Turn the operating system's errors into `StorageError` that names the path, and for a full disk the room."""
+    try:
+        yield
+    except (StorageError, FormatError):
+        raise
+    except OSError as error:
+        number = error.errno or (error.args[0] if error.args and isinstance(error.args[0], int) else 0)
+        if number in (errno.ENOSPC, errno.EDQUOT):
+            raise no_room(path, what, needed, number) from error
+        reason = error.strerror or str(error)
+        raise StorageError(f"cannot write {what} at {path}: {reason}", errno=number) from error
+
+
+def no_room(path: Path, what: str, needed: int, number: int = errno.ENOSPC) -> StorageError:
+    free = free_bytes(path)
+    return StorageError(
+        f"no room for {what} at {path}: {needed} bytes needed, {free} free ({os.strerror(number)})",
+        errno=number,
+        hint="free some space, or keep fewer steps; the next save tries again",
+    )
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes an ordinary user may still write below `path`."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    facts = os.statvfs(path)
+    return facts.f_bavail * facts.f_frsize
+
+
+def require_room(where: Path, needed: int) -> None:
+    if free_bytes(where) < needed:
+        raise no_room(where, "the image", needed)
+
+
+def read_file(path: Path, most: int = _MAX_JSON) -> bytes:
+    """A small file, whole. FormatError when it is too large to be one of ours."""
+    with opened(path) as fd:
+        size = os.fstat(fd).st_size
+        if size > most:
+            raise FormatError(f"{path} has {size} bytes; files of its kind stay under {most}")
+        with os.fdopen(os.dup(fd), "rb") as file:
+            return file.read(most)
+
+
+@contextlib.contextmanager
+def opened(path: Path):
+    """A regular file opened for reading; never through a link, never a device."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror}", errno=error.errno) from error
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise FormatError(f"{path} is not a regular file")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a small file and fsync it."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a small file so that it is there whole or not at all, and durable."""
+    partial = path.with_name(names.partial_file(path.name, secrets.token_hex(4)))
+    write_file(partial, data)
+    partial.rename(path)
+    fsync_folder(path.parent)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make names in a folder durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+        say_once(f"fsync:{folder}", "%s: this file system cannot fsync a folder (%s)", folder, error.strerror)
+    finally:
+        os.close(fd)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder and what is in it; says in the log what could not be removed."""
+    for attempt in range(3):
+        try:
+            shutil.rmtree(folder)
+            return
+        except FileNotFoundError:
+            if not folder.exists():
+                return
+        except OSError as error:
+            if error.errno in _RETRIED and attempt < 2:
+                continue
+            log.warning("%s: could not be removed and is left: %s", folder, error)
+            return
