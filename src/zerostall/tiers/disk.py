@@ -1,8 +1,8 @@
 """The disk tier: a folder of steps, each committed by its manifest.
 
 Order of writing (docs/format.md): image, fsync · record, fsync · the step's folder, fsync · manifest under another
-name, fsync, rename, fsync of the folder · fsync of the folder above. Order of deleting: the manifest first. So a kill at any
-point leaves a step whole or not there at all.
+name, fsync, rename, fsync of the folder · fsync of the folder above. Order of deleting: the manifest first. So a kill
+at any point leaves a step whole or not there at all.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ class Checkpointer:
 
     `save` copies at once what forward and user code may change (buffers, counters, random generators, schedulers,
     averaged weights), hands the rest to threads of its own, and returns. Before the optimizer changes a parameter, its
-    guard makes sure that it has been read. The image lands in memory of the node's agent, which outlives this process and
-    carries it to disk.
+    guard makes sure that it has been read. The image lands in memory of the node's agent, which outlives this process
+    and carries it to disk.
 
     Args:
         where: the run's folder; created when absent.

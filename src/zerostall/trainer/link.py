@@ -1,7 +1,7 @@
 """The training process's connection to its agent: it comes back by itself when the agent dies.
 
 One thread receives. Requests are answered on the thread that asked; events go to the listener, on the link's thread.
-When the agent is gone, the link finds or starts another, says hello, and lets the listener hand over the memory it kept.
+When the agent is gone, the link finds or starts another, says hello, and has the listener hand over the memory it kept.
 """
 
 from __future__ import annotations
