@@ -5,6 +5,8 @@ Read with `weights_only=True`: no code of the file's is run.
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -15,11 +17,11 @@ import torch
 from zerostall import native
 from zerostall.errors import FormatError, SnapshotNotFoundError, StorageError
 from zerostall.flow.importing import Imported, store
+from zerostall.tiers.disk import opened
 from zerostall.trainer.captures import plan_of
 from zerostall.trainer.state import State
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
 
     from zerostall.flow.catalog import Progress
@@ -67,20 +69,36 @@ def import_pt(
 
 def _loaded(path: Path) -> object:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with opened(path.resolve()) as fd, os.fdopen(os.dup(fd), "rb") as file:
+            return torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise SnapshotNotFoundError(f"{path} does not exist") from None
     except pickle.UnpicklingError as error:
-        reason = str(error).splitlines()[0]
         raise FormatError(
-            f"{path} cannot be read without running code from it: {reason}",
-            hint="load it where you trust it, and save a plain dict of tensors",
+            f"{path} is damaged, or cannot be read without running code from it: {_reason(error)}",
+            hint="if you trust it, load it yourself and save a plain dict of tensors",
         ) from None
-    except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror or error}", errno=error.errno) from error
-    except (RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise FormatError(f"{path} is no torch.save file, or a damaged one: {reason}") from None
+    except (StorageError, FormatError):
+        raise
+    except _DAMAGED as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a seek to where nothing is
+            raise StorageError(f"cannot read {path}: {error.strerror or error}", errno=error.errno) from error
+        raise FormatError(f"{path} is no torch.save file, or a damaged one: {_reason(error)}") from None
+
+
+# What torch.load raises for files that are not what they claim to be.
+_DAMAGED = (
+    *(RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, AssertionError),
+    *(OSError, OverflowError, MemoryError, zipfile.BadZipFile),
+)
+
+
+def _reason(error: Exception) -> str:
+    """The sentence that says what is wrong; torch puts advice around it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = next((line for line in lines if "Unsupported" in line), lines[0] if lines else "")
+    told = told[max(0, told.find("Unsupported")) :].split(". ")[0]
+    return told[:200] or type(error).__name__
 
 
 def _chosen(loaded: object, key: str | None, path: Path) -> object:

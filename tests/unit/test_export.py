@@ -1,0 +1,542 @@
+"""Steps to and from other people's files: what other tools read of ours, and what we make of theirs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import subprocess
+import sys
+from collections import OrderedDict, deque
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+
+import zerostall
+from zerostall import native
+from zerostall.core import layout as layouts
+from zerostall.core import values
+from zerostall.core.dtypes import DTYPES
+from zerostall.core.layout import CHUNK, Shard, View
+from zerostall.errors import (
+    CorruptError,
+    FormatError,
+    SnapshotNotFoundError,
+    StateError,
+    StepExistsError,
+    StorageError,
+)
+from zerostall.flow import catalog, importing
+from zerostall.flow.export import export_safetensors
+
+DATA = random.Random(7).randbytes(1 << 16)
+
+
+def store(where: Path, step: int, shards: list[Shard], views: list[View] = [], small: object = None) -> None:
+    """A step whose tensors hold the first bytes of DATA, each of them anew."""
+    layout = layouts.build(shards, views)
+
+    def fill(segment: native.Segment, pool: native.Pool) -> None:
+        view = segment.view(0, layout.nbytes)
+        view[: len(layout.header)] = layout.header
+        for entry in layout.entries:
+            for at in range(0, entry.nbytes, len(DATA)):
+                size = min(len(DATA), entry.nbytes - at)
+                view[entry.offset + at : entry.offset + at + size] = DATA[:size]
+
+    importing.store(where, step, layout, values.encode(small or {"parts": {}, "rng": None}), fill)
+
+
+def module(*shards: Shard) -> dict[str, object]:
+    return {"parts": {name: ("module", {}) for name in {shard.name.split(".")[0] for shard in shards}}, "rng": None}
+
+
+def image(where: Path, step: int) -> Path:
+    return where / f"step-{step:012d}" / "rank-00000.safetensors"
+
+
+def whole(name: str, dtype: str = "float32", *shape: int) -> Shard:
+    return Shard.whole(name, dtype, shape)
+
+
+# ------------------------------------------------------------------------------------------ to safetensors
+
+
+def test_every_type_and_shape_keeps_its_bytes_and_comes_back(tmp_path: Path) -> None:
+    shapes = [(), (0,), (1,), (7,), (3, 0, 2), (5, 3)]
+    shards = [whole(f"m.{dtype}.{n}", dtype, *shape) for dtype in DTYPES for n, shape in enumerate(shapes)]
+    store(tmp_path / "run", 1, shards)
+    done = zerostall.export(tmp_path / "run", 1, tmp_path / "out.safetensors")
+    assert (done.tensors, done.aliases, done.step) == (len(shards), {}, 1)
+    assert done.nbytes == (tmp_path / "out.safetensors").stat().st_size
+    raw = (tmp_path / "out.safetensors").read_bytes()
+    found = dict(safetensors.deserialize(raw))
+    for shard in shards:
+        size = int(np.prod(shard.shape)) * DTYPES[shard.dtype].itemsize
+        assert bytes(found[shard.name]["data"]) == DATA[:size]
+
+    zerostall.import_file(tmp_path / "out.safetensors", tmp_path / "back", 1, root="")
+    before, after = (DiskView(tmp_path / name) for name in ("run", "back"))
+    assert before == after
+
+
+class DiskView:
+    """What a run's step 1 holds, for comparison."""
+
+    def __init__(self, where: Path) -> None:
+        from zerostall.flow.inspection import inspect
+
+        (rank,) = inspect(where, 1).ranks
+        self.tensors = {content.name: (content.dtype, content.shape, content.alias_of) for content in rank.tensors}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DiskView) and self.tensors == other.tensors
+
+
+def test_other_names_of_one_tensor_are_noted_and_other_views_written_out(tmp_path: Path) -> None:
+    base = whole("m.emb", "float32", 60, 50)
+    views = [
+        View("m.head", "m.emb", "float32", (60, 50), (50, 1), 0),
+        View("m.flipped", "m.emb", "float32", (50, 60), (1, 50), 0),
+        View("m.part", "m.emb", "float32", (10, 50), (50, 1), 50 * 4 * 7),
+        View("m.odd", "m.emb", "float32", (6, 2, 5), (500, 3, 10), 8),
+        View("m.bits", "m.emb", "int64", (3,), (2,), 16),
+        View("m.wide", "m.emb", "float32", (4, 3), (0, 1), 0),
+        View("m.none", "m.emb", "float32", (0, 3), (3, 1), 0),
+        View("m.one", "m.emb", "float32", (), (), 12),
+    ]
+    store(tmp_path / "run", 1, [base], views)
+    done = zerostall.export(tmp_path / "run", 1, tmp_path / "o.safetensors", root="m")
+    assert done.aliases == {"head": "emb"}
+    with safetensors.safe_open(tmp_path / "o.safetensors", "np") as file:
+        assert file.metadata() == {"head": "emb", "format": "pt"}
+        found = {name: file.get_tensor(name) for name in file.keys()}
+    emb = np.frombuffer(DATA[:12000], np.float32).reshape(60, 50)
+    flat = emb.reshape(-1)
+    assert set(found) == {"emb", "flipped", "part", "odd", "bits", "wide", "none", "one"}
+    wanted = {
+        "emb": emb,
+        "flipped": emb.T,
+        "part": emb[7:17],
+        "odd": np.lib.stride_tricks.as_strided(flat[2:], (6, 2, 5), (2000, 12, 40)),
+        "bits": flat.view(np.int64)[2:8:2],
+        "wide": np.stack([flat[:3]] * 4),
+        "none": np.empty((0, 3), np.float32),
+        "one": flat[3].reshape(()),
+    }
+    for name, array in wanted.items():
+        assert found[name].shape == array.shape and found[name].tobytes() == np.ascontiguousarray(array).tobytes()
+
+
+def test_an_alias_without_its_base_is_written_out(tmp_path: Path) -> None:
+    view = View("a.twin", "m.w", "complex128", (3, 2), (2, 1), 0)
+    turned = View("a.turned", "m.w", "complex128", (2, 3), (1, 2), 0)
+    store(tmp_path / "run", 1, [whole("m.w", "complex128", 3, 2)], [view, turned])
+    zerostall.export(tmp_path / "run", 1, tmp_path / "o.safetensors", only="a.*")
+    found = dict(safetensors.deserialize((tmp_path / "o.safetensors").read_bytes()))
+    array = np.frombuffer(DATA[:96], np.complex128).reshape(3, 2)
+    assert bytes(found["a.twin"]["data"]) == array.tobytes()
+    assert bytes(found["a.turned"]["data"]) == np.ascontiguousarray(array.T).tobytes()
+
+
+def test_tensors_over_chunk_borders(tmp_path: Path) -> None:
+    store(tmp_path / "run", 1, [whole("m.big", "int16", CHUNK // 2 + 12_345), whole("m.w", "float32", 1000)])
+    told: list[tuple[int, int]] = []
+    out = tmp_path / "o.safetensors"
+    done = zerostall.export(tmp_path / "run", 1, out, progress=lambda *at: told.append(at))
+    assert told[-1] == (done.nbytes, done.nbytes) and len(told) > 2
+    found = safetensors.torch.load_file(out)
+    assert found["m.big"].numpy().tobytes()[: len(DATA)] == DATA
+    assert found["m.w"].numpy().tobytes() == DATA[:4000]
+
+
+def test_names_as_a_module_has_them(tmp_path: Path) -> None:
+    names = ["model.layers.0.weight", "model.a\\.b", "model.c[3].d", "ema.layers.0.weight"]
+    store(tmp_path / "run", 1, [whole(name, "float32", 2) for name in names])
+    zerostall.export(tmp_path / "run", 1, tmp_path / "o.safetensors", root="model")
+    assert set(safetensors.torch.load_file(tmp_path / "o.safetensors")) == {"layers.0.weight", "a.b", "c[3].d"}
+    zerostall.export(tmp_path / "run", 1, tmp_path / "p.safetensors", only=["*.weight", "nothing*"])
+    assert set(safetensors.torch.load_file(tmp_path / "p.safetensors")) == {names[0], names[3]}
+
+
+def test_what_selects_nothing_or_too_much_is_refused(tmp_path: Path) -> None:
+    store(tmp_path / "run", 1, [whole("model.a\\.b", "float32", 2), whole("model.a.b", "float32", 2)])
+    out = tmp_path / "o.safetensors"
+    with pytest.raises(ValueError, match="names begin with model"):
+        zerostall.export(tmp_path / "run", 1, out, only="modl.*")
+    with pytest.raises(ValueError, match="root mod: no tensor"):
+        zerostall.export(tmp_path / "run", 1, out, root="mod")
+    with pytest.raises(ValueError, match=r"would both become 'a\.b'"):
+        zerostall.export(tmp_path / "run", 1, out, root="model")
+    with pytest.raises(ValueError, match="ends neither in"):
+        zerostall.export(tmp_path / "run", 1, tmp_path / "o.gguf")
+    with pytest.raises(SnapshotNotFoundError, match="steps there: 1"):
+        zerostall.export(tmp_path / "run", 2, out)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+# ------------------------------------------------------------------------------------------ whole or not at all
+
+
+def test_nothing_is_written_over_unless_told(tmp_path: Path) -> None:
+    store(tmp_path / "run", 1, [whole("m.w", "float32", 9)])
+    out = tmp_path / "o.safetensors"
+    out.write_text("mine")
+    for suffix in (".safetensors", ".pt"):
+        target = out.with_suffix(suffix)
+        target.write_text("mine")
+        with pytest.raises(StorageError, match="is there already"):
+            zerostall.export(tmp_path / "run", 1, target)
+        assert target.read_text() == "mine"
+        zerostall.export(tmp_path / "run", 1, target, overwrite=True)
+        assert target.read_bytes() != b"mine"
+    link = tmp_path / "link.safetensors"
+    link.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StorageError, match="is there already"):
+        zerostall.export(tmp_path / "run", 1, link)
+    with pytest.raises(StorageError, match="is a folder"):
+        (tmp_path / "d.safetensors").mkdir()
+        zerostall.export(tmp_path / "run", 1, tmp_path / "d.safetensors", overwrite=True)
+    with pytest.raises(StorageError, match="is no folder"):
+        zerostall.export(tmp_path / "run", 1, tmp_path / "no" / "o.safetensors")
+    with pytest.raises(ValueError, match="run's own folder"):
+        zerostall.export(tmp_path / "run", 1, image(tmp_path / "run", 1), overwrite=True)
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_a_damaged_step_leaves_no_file(tmp_path: Path, suffix: str) -> None:
+    store(tmp_path / "run", 1, [whole("m.big", "uint8", CHUNK + 100), whole("m.w", "float32", 9)])
+    store(tmp_path / "run", 2, [whole("m.w", "float32", 9)])
+    with image(tmp_path / "run", 1).open("r+b") as file:
+        file.seek(CHUNK + 50)
+        file.write(b"\xff\x00\xff")
+    out = (tmp_path / "o").with_suffix(suffix)
+    out.write_text("old")
+    with pytest.raises(CorruptError, match="chunk 1"):
+        zerostall.export(tmp_path / "run", 1, out, overwrite=True)
+    assert out.read_text() == "old" and not list(tmp_path.glob(".*"))
+    assert zerostall.export(tmp_path / "run", None, out, overwrite=True).step == 2
+
+
+def test_memory_stays_at_a_chunk(tmp_path: Path) -> None:
+    store(tmp_path / "run", 1, [whole(f"m.w{n}", "float32", 1 << 20) for n in range(20)])
+    code = """
+import sys
+from pathlib import Path
+from zerostall.flow.export import export_safetensors
+def peak():
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) << 10
+before = peak()
+export_safetensors(sys.argv[1], 1, sys.argv[2])
+assert "torch" not in sys.modules and "numpy" not in sys.modules
+print(peak() - before)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "run"), str(tmp_path / "o.safetensors")]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < CHUNK + (8 << 20)
+
+
+# ------------------------------------------------------------------------------------------------- to torch
+
+
+def training_state(where: Path) -> dict[str, object]:
+    """A step 1 of a module's and a container's state, saved without an agent."""
+    from zerostall.trainer.captures import plan_of
+    from zerostall.trainer.state import State
+
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.BatchNorm1d(4))
+    model.append(torch.nn.Linear(4, 4, bias=False))
+    model[2].weight = model[0].weight
+    extra = {
+        "epoch": 3,
+        "best": float("-inf"),
+        "seen": {1, 2},
+        "path": PurePosixPath("a/b"),
+        "recent": deque([1.5], 4),
+        "order": OrderedDict(b=1, a=2),
+        "pair": (torch.arange(3), None),
+        "array": np.arange(4, dtype=np.int16),
+        7: b"bytes",
+    }
+    roots = {"model": model, "extra": extra}
+    state = State(roots, rng=True)
+    survey = state.survey()
+    sources = native.Tensors(survey.tensors, [False] * len(survey.tensors))
+
+    def fill(segment: native.Segment, pool: native.Pool) -> None:
+        sources.refresh()
+        native.Capture(pool, plan_of(survey.layout), sources, segment.address, at_once=[]).wait(None)
+
+    importing.store(where, 1, survey.layout, state.values(survey).encode(), fill)
+    return roots
+
+
+def test_a_torch_file_that_loads_without_running_code(tmp_path: Path) -> None:
+    roots = training_state(tmp_path / "run")
+    model, extra = roots["model"], roots["extra"]
+    zerostall.export(tmp_path / "run", 1, tmp_path / "o.pt")
+    found = torch.load(tmp_path / "o.pt", weights_only=True)
+    assert set(found) == {"model", "extra"}
+    assert found["model"]["0.weight"].data_ptr() == found["model"]["2.weight"].data_ptr()
+    fresh = torch.nn.Sequential(*(torch.nn.Linear(4, 4, bias=False), torch.nn.BatchNorm1d(4)))
+    fresh.append(torch.nn.Linear(4, 4, bias=False))
+    fresh.load_state_dict(found["model"])
+    assert all(torch.equal(a, b) for a, b in zip(fresh.state_dict().values(), model.state_dict().values()))
+    got = found["extra"]
+    assert (got["epoch"], got["best"], got["seen"], got["path"]) == (3, float("-inf"), {1, 2}, "a/b")
+    assert (got["recent"], list(got["order"]), got[7]) == ([1.5], ["b", "a"], b"bytes")
+    assert torch.equal(got["pair"][0], extra["pair"][0]) and got["pair"][1] is None
+    assert torch.equal(got["array"], torch.arange(4, dtype=torch.int16))
+
+    zerostall.export(tmp_path / "run", 1, tmp_path / "m.pt", root="model")
+    fresh.load_state_dict(torch.load(tmp_path / "m.pt", weights_only=True))
+    zerostall.export(tmp_path / "run", 1, tmp_path / "w.pt", root="model", only="*.weight")
+    assert set(torch.load(tmp_path / "w.pt", weights_only=True)) == {"0.weight", "1.weight", "2.weight"}
+    with pytest.raises(ValueError, match="names begin with model, extra"):
+        zerostall.export(tmp_path / "run", 1, tmp_path / "x.pt", root="mdl")
+
+
+def test_load_gives_new_tensors_by_name(tmp_path: Path) -> None:
+    roots = training_state(tmp_path / "run")
+    found = zerostall.load(tmp_path / "run")
+    assert set(found) == {"model", "extra"}
+    assert type(found["extra"]["recent"]) is deque and found["extra"]["path"] == PurePosixPath("a/b")
+    assert torch.equal(found["model"]["1.running_var"], roots["model"][1].running_var)
+    assert set(zerostall.load(tmp_path / "run", 1, "model")) == {"model"}
+    with pytest.raises(SnapshotNotFoundError, match="holds no optimizer; it holds model, extra"):
+        zerostall.load(tmp_path / "run", 1, ["optimizer"])
+
+
+# ------------------------------------------------------------------------------------------ from safetensors
+
+
+def test_any_alignment_of_the_header(tmp_path: Path) -> None:
+    tensors = {"a": ("U8", 3), "b": ("F32", 20), "c": ("F64", 16), "d": ("BF16", 14)}
+    for pad in range(9):
+        slots, at = {}, 0
+        for name, (code, size) in tensors.items():
+            width = {"U8": 1, "F32": 4, "F64": 8, "BF16": 2}[code]
+            slots[name] = {"dtype": code, "shape": [size // width], "data_offsets": [at, at + size]}
+            at += size
+        text = json.dumps(slots).encode() + b" " * pad
+        path = tmp_path / f"{pad}.safetensors"
+        path.write_bytes(len(text).to_bytes(8, "little") + text + DATA[:at])
+        done = zerostall.import_file(path, tmp_path / "run", pad)
+        assert (done.step, done.tensors) == (pad, 4)
+    assert all(verdict.clean for verdict in catalog.verify(tmp_path / "run"))
+    for pad in range(1, 9):
+        assert not catalog.diff(tmp_path / "run", 0, pad).changed
+    found = zerostall.load(tmp_path / "run", 3)["model"]
+    assert found["c"].numpy().tobytes() == DATA[23:39] and found["d"].view(torch.uint8).numpy().tobytes() == DATA[39:53]
+
+
+def test_ties_and_names_of_somebody_elses_file(tmp_path: Path) -> None:
+    tensors = {"h.0.attn.weight": torch.randn(3, 4), "odd[name]": torch.ones(2, dtype=torch.float16)}
+    metadata = {"head.weight": "h.0.attn.weight", "format": "pt", "author": "somebody"}
+    safetensors.torch.save_file(tensors, tmp_path / "f.safetensors", metadata)
+    done = zerostall.import_file(tmp_path / "f.safetensors", tmp_path / "run", 0)
+    assert (done.tensors, done.aliases) == (2, 1)
+    found = zerostall.load(tmp_path / "run")["model"]
+    assert found["head.weight"].data_ptr() == found["h.0.attn.weight"].data_ptr()
+    assert torch.equal(found["h.0.attn.weight"], tensors["h.0.attn.weight"])
+    zerostall.export(tmp_path / "run", 0, tmp_path / "g.safetensors", root="model")
+    assert set(safetensors.torch.load_file(tmp_path / "g.safetensors")) == set(tensors)
+
+
+def test_an_image_is_a_file_to_import_like_any(tmp_path: Path) -> None:
+    shards = [whole("model.w", "float32", 7), whole("model.z", "complex64", 3)]
+    store(tmp_path / "run", 1, shards, small=module(*shards))
+    link = tmp_path / "link.safetensors"  # as caches of downloads have them
+    link.symlink_to(image(tmp_path / "run", 1))
+    zerostall.import_file(link, tmp_path / "new", 0, root="")
+    assert torch.equal(*(zerostall.load(tmp_path / name)["model"]["w"] for name in ("run", "new")))
+    with pytest.raises(FormatError, match="give a root"):
+        safetensors.torch.save_file({"a..b": torch.ones(1)}, tmp_path / "x.safetensors")
+        zerostall.import_file(tmp_path / "x.safetensors", tmp_path / "new", 1, root="")
+
+
+def header(**slots: object) -> bytes:
+    text = json.dumps(slots).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+def slot(code: str = "U8", shape: tuple[int, ...] = (4,), at: tuple[int, int] = (0, 4)) -> dict[str, object]:
+    return {"dtype": code, "shape": shape, "data_offsets": at}
+
+
+HOSTILE = {
+    "empty": b"",
+    "short": b"\x01\x02",
+    "huge header": b"\xff" * 8 + b"{}",
+    "header past the end": (1 << 20).to_bytes(8, "little") + b"{}",
+    "no JSON": (4).to_bytes(8, "little") + b"{xx}",
+    "deep JSON": (20_000).to_bytes(8, "little") + b'{"a":' + b"[" * 19_995,
+    "truncated": header(a=slot()) + b"12",
+    "trailing": header(a=slot()) + b"12345",
+    "hole": header(a=slot(at=(2, 6))) + b"123456",
+    "overlap": header(a=slot(), b=slot(at=(2, 6))) + b"123456",
+    "negative": header(a=slot(at=(-4, 0))) + b"1234",
+    "huge shape": header(a=slot(shape=(1 << 62, 1 << 62))) + b"1234",
+    "huge offsets": header(a=slot(shape=(1 << 62,), at=(0, 1 << 62))) + b"1234",
+    "wrong size": header(a=slot(shape=(5,))) + b"1234",
+    "unknown type": header(a=slot("Q7")) + b"1234",
+    "forged types": header(__metadata__={"zerostall.dtypes": '{"a": "complex64"}'}, a=slot()) + b"1234",
+    "types no JSON": header(__metadata__={"zerostall.dtypes": "{"}, a=slot()) + b"1234",
+    "pickle": pickle.dumps({"a": 1}),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_safetensors_files_are_refused(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "f.safetensors"
+    path.write_bytes(HOSTILE[kind])
+    with pytest.raises(FormatError, match=r"f\.safetensors") as caught:
+        zerostall.import_file(path, tmp_path / "run", 1)
+    assert len(str(caught.value)) < 1000
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.safetensors")
+    with pytest.raises(FormatError, match="not a regular file"):
+        zerostall.import_file(tmp_path / "fifo.safetensors", tmp_path / "run", 1)
+    (tmp_path / "dir.safetensors").mkdir()
+    with pytest.raises(FormatError, match="not a regular file"):
+        zerostall.import_file(tmp_path / "dir.safetensors", tmp_path / "run", 1)
+    with pytest.raises(SnapshotNotFoundError, match="does not exist"):
+        zerostall.import_file(tmp_path / "no.safetensors", tmp_path / "run", 1)
+
+
+def test_names_that_cannot_be_refused_as_state(tmp_path: Path) -> None:
+    (tmp_path / "f.safetensors").write_bytes(header(**{"n" * 70_000: slot()}) + b"1234")
+    with pytest.raises(StateError, match="65535 characters"):
+        zerostall.import_file(tmp_path / "f.safetensors", tmp_path / "run", 1)
+
+
+# --------------------------------------------------------------------------------------------- committing
+
+
+def test_a_step_is_replaced_only_when_told(tmp_path: Path) -> None:
+    for value in (1.0, 2.0):
+        safetensors.torch.save_file({"w": torch.full((5,), value)}, tmp_path / f"{value:.0f}.safetensors")
+    zerostall.import_file(tmp_path / "1.safetensors", tmp_path / "run", 3)
+    with pytest.raises(StepExistsError, match="step 3"):
+        zerostall.import_file(tmp_path / "2.safetensors", tmp_path / "run", 3)
+    assert zerostall.load(tmp_path / "run")["model"]["w"][0] == 1
+    zerostall.import_file(tmp_path / "2.safetensors", tmp_path / "run", 3, replace=True)
+    assert zerostall.load(tmp_path / "run")["model"]["w"][0] == 2
+    with pytest.raises(ValueError, match="a step is"):
+        zerostall.import_file(tmp_path / "2.safetensors", tmp_path / "run", -1)
+    runs = {
+        json.loads(path.read_text())["body"]["run"]
+        for path in (tmp_path / "run").rglob("*.json")
+        if "layouts" not in str(path)
+    }
+    assert len(runs) == 1
+
+
+def test_a_folder_that_somebody_writes_to_is_left_alone(tmp_path: Path) -> None:
+    from zerostall.errors import RunBusyError
+    from zerostall.flow.folder_lock import FolderLock
+
+    safetensors.torch.save_file({"w": torch.ones(5)}, tmp_path / "f.safetensors")
+    (tmp_path / "run").mkdir()
+    lock = FolderLock(tmp_path / "run")
+    with pytest.raises(RunBusyError):
+        zerostall.import_file(tmp_path / "f.safetensors", tmp_path / "run", 3)
+    lock.close()
+    zerostall.import_file(tmp_path / "f.safetensors", tmp_path / "run", 3)
+
+
+def test_a_file_cut_while_it_is_read_commits_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "f.safetensors"
+    safetensors.torch.save_file({"w": torch.ones(5000)}, path)
+    real = native.Segment
+
+    def cut(name: str, nbytes: int) -> native.Segment:
+        os.truncate(path, 300)
+        return real(name, nbytes)
+
+    monkeypatch.setattr(native, "Segment", cut)
+    with pytest.raises(CorruptError, match="too early"):
+        zerostall.import_file(path, tmp_path / "run", 3)
+    assert catalog.snapshots(tmp_path / "run") == []
+
+
+# ------------------------------------------------------------------------------------------------ from torch
+
+
+def test_a_state_dict_becomes_a_module(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    torch.save(model.state_dict(), tmp_path / "m.pt")
+    done = zerostall.import_file(tmp_path / "m.pt", tmp_path / "run", 4)
+    assert (done.tensors, done.aliases) == (3, 1)
+    found = zerostall.load(tmp_path / "run", 4)["model"]
+    assert list(found) and all(torch.equal(found[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_nested_file_keeps_its_names_and_values(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    saved = {"state_dict": model.state_dict(), "opt": optimizer.state_dict(), "epoch": 5, "ema": torch.ones(2).t()}
+    torch.save(saved, tmp_path / "m.ckpt")
+    zerostall.import_file(tmp_path / "m.ckpt", tmp_path / "run", 0)
+    found = zerostall.load(tmp_path / "run")
+    assert torch.equal(found["state_dict"]["weight"], model.weight) and found["rest"] == {"epoch": 5}
+    assert torch.equal(found["opt"]["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
+    assert found["opt"]["param_groups"] == optimizer.state_dict()["param_groups"]
+    zerostall.import_file(tmp_path / "m.ckpt", tmp_path / "run", 1, key="state_dict")
+    assert set(zerostall.load(tmp_path / "run", 1)) == {"model"}
+    with pytest.raises(ValueError, match="it holds state_dict, opt, epoch, ema"):
+        zerostall.import_file(tmp_path / "m.ckpt", tmp_path / "run", 2, key="model")
+
+
+class Trap:
+    """Unpickling this would leave a mark."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.touch, (self.mark,))
+
+
+def test_no_code_of_a_file_is_run(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2), "trap": Trap(tmp_path / "mark")}, tmp_path / "m.pt")
+    with pytest.raises(FormatError, match="without running code.*GLOBAL"):
+        zerostall.import_file(tmp_path / "m.pt", tmp_path / "run", 0)
+    assert not (tmp_path / "mark").exists() and not (tmp_path / "run").exists()
+
+
+def test_damaged_torch_files_are_refused(tmp_path: Path) -> None:
+    torch.save({"w": torch.randn(3000)}, tmp_path / "m.pt")
+    data = (tmp_path / "m.pt").read_bytes()
+    for damaged in (b"", data[:20], data[: len(data) // 2], data[:-30], b"PK\x03\x04" + bytes(100), os.urandom(500)):
+        (tmp_path / "d.pt").write_bytes(damaged)
+        with pytest.raises(FormatError, match=r"d\.pt"):
+            zerostall.import_file(tmp_path / "d.pt", tmp_path / "run", 0)
+    with pytest.raises(SnapshotNotFoundError):
+        zerostall.import_file(tmp_path / "none.pt", tmp_path / "run", 0)
+    os.mkfifo(tmp_path / "fifo.pt")
+    with pytest.raises(FormatError, match="not a regular file"):
+        zerostall.import_file(tmp_path / "fifo.pt", tmp_path / "run", 0)
+    torch.save({"s": torch.eye(3).to_sparse()}, tmp_path / "s.pt")
+    with pytest.raises(StateError, match="sparse"):
+        zerostall.import_file(tmp_path / "s.pt", tmp_path / "run", 0)
+    assert not (tmp_path / "run").exists()
+
+
+def test_export_needs_no_torch_and_no_agent(tmp_path: Path) -> None:
+    store(tmp_path / "run", 1, [whole("m.w", "float32", 2)])
+    assert export_safetensors(tmp_path / "run", None, tmp_path / "o.safetensors").step == 1
