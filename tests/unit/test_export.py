@@ -26,6 +26,7 @@ from zerostall.core.layout import CHUNK, Shard, View
 from zerostall.errors import (
     CorruptError,
     FormatError,
+    RunMismatchError,
     SnapshotNotFoundError,
     StateError,
     StepExistsError,
@@ -433,6 +434,8 @@ def test_a_step_is_replaced_only_when_told(tmp_path: Path) -> None:
     assert zerostall.load(tmp_path / "run")["model"]["w"][0] == 1
     zerostall.import_file(tmp_path / "2.safetensors", tmp_path / "run", 3, replace=True)
     assert zerostall.load(tmp_path / "run")["model"]["w"][0] == 2
+    with pytest.raises(RunMismatchError, match="belongs to the run ''"):
+        zerostall.import_file(tmp_path / "2.safetensors", tmp_path / "run", 4, run="other")
     with pytest.raises(ValueError, match="a step is"):
         zerostall.import_file(tmp_path / "2.safetensors", tmp_path / "run", -1)
     runs = {

@@ -45,12 +45,13 @@ def import_(
     key: Annotated[
         str | None, typer.Option("--key", metavar="NAME", help="of a torch.save file, take this entry alone")
     ] = None,
+    run: Annotated[str | None, typer.Option("--run", metavar="NAME", help="a name for the run")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="a step of that number may be replaced")] = False,
     json: Json = False,
 ) -> None:
     """Store somebody's file as a step of a run, for `restore(only="model.*")` and `load`. No code of it is run."""
     with progress("importing", json=json) as meter:
-        done = exchange.import_file(source, where, step, root=root, key=key, replace=replace, progress=meter)
+        done = exchange.import_file(source, where, step, root=root, key=key, run=run, replace=replace, progress=meter)
     if json:
         emit_json(msgspec.to_builtins(done))
     else:

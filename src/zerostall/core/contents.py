@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
     from zerostall.core.layout import Layout
 
-# What the trainer stores of an expanded tensor: its distinct elements, under this suffix. No user's name ends so,
-# for behind `[=` stands the JSON of a key.
-_DISTINCT = "[=distinct]"
+DISTINCT = "[=distinct]"
+"""Suffix of the entry that holds an expanded tensor's distinct elements. No user's name ends so, for behind `[=`
+stands the JSON of a key.
+"""
+
 _DIGITS = re.compile("([0-9]+)")
 
 NaturalKey: TypeAlias = tuple[tuple[int, int, str], ...]
@@ -44,7 +46,7 @@ class Content(msgspec.Struct, frozen=True, gc=False):
     @property
     def alias_of(self) -> str:
         """The name of the tensor whose bytes these are; empty where they are its own."""
-        return "" if self.name == self.entry.name or self.entry.name.endswith(_DISTINCT) else self.entry.name
+        return "" if self.name == self.entry.name or self.entry.name.endswith(DISTINCT) else self.entry.name
 
     @property
     def twin(self) -> bool:
@@ -57,7 +59,7 @@ def contents(layout: Layout) -> tuple[Content, ...]:
     found = [
         Content(entry.name, entry.dtype, entry.shape, entry.nbytes, entry, None)
         for entry in layout.entries
-        if not entry.name.endswith(_DISTINCT)
+        if not entry.name.endswith(DISTINCT)
     ]
     bases = {entry.name: entry for entry in layout.entries}
     for view in layout.views:

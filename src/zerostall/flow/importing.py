@@ -23,7 +23,7 @@ from zerostall.core import steps as names
 from zerostall.core.dtypes import DTYPES
 from zerostall.core.layout import CHUNK, Layout, Shard, View
 from zerostall.core.manifest import Manifest, Record, RunFacts
-from zerostall.errors import FormatError, SnapshotNotFoundError, StepExistsError
+from zerostall.errors import FormatError, RunMismatchError, SnapshotNotFoundError, StepExistsError
 from zerostall.flow.export import DTYPES_KEY
 from zerostall.flow.folder_lock import FolderLock
 from zerostall.flow.image_reader import read_exactly, read_header
@@ -69,6 +69,7 @@ def import_safetensors(
     step: int,
     *,
     root: str = "model",
+    run: str | None = None,
     replace: bool = False,
     progress: Progress | None = None,
 ) -> Imported:
@@ -78,11 +79,13 @@ def import_safetensors(
 
     Args:
         root: the name that goes before every tensor's. Empty: the names are whole ones already, root and all.
+        run: a name for the run, as `Checkpointer(run=...)` gives it.
 
     Raises:
         SnapshotNotFoundError: there is no such file.
         FormatError: it is none, or damaged.
         StepExistsError: the step is there, and `replace` was not said.
+        RunMismatchError: the folder belongs to a run of another name.
         RunBusyError: an agent or another import writes to the folder.
         StorageError, CapacityError: disk or memory ran short.
     """
@@ -102,7 +105,7 @@ def import_safetensors(
             def fill(segment: native.Segment, pool: native.Pool) -> None:
                 _fill(segment.view(0, layout.nbytes), layout, {piece.name: piece for piece in pieces}, progress)
 
-            return store(where, step, layout, module_values(pieces), fill, replace=replace)
+            return store(where, step, layout, module_values(pieces), fill, run=run, replace=replace)
     except FileNotFoundError as error:
         if isinstance(error, SnapshotNotFoundError):
             raise
@@ -133,6 +136,7 @@ def store(
     small: Document,
     fill: Callable[[native.Segment, native.Pool], None],
     *,
+    run: str | None = None,
     metric: float | None = None,
     replace: bool = False,
 ) -> Imported:
@@ -147,11 +151,11 @@ def store(
         disk = DiskTier(folder, pool)
         if step in disk.steps() and not replace:
             raise StepExistsError(f"step {step} is in {folder} already", hint="choose another step, or replace it")
+        facts = _run_of(folder, layout, run)
         segment = native.Segment("zerostall-import", stride_of(layout))
         try:
             fill(segment, pool)
-            run = _run_of(folder, layout)
-            record = _record(segment, layout, small, run, step, metric)
+            record = _record(segment, layout, small, facts, step, metric)
             _commit(disk, Image(layout, record, segment.address), replace)
         finally:
             segment.close()
@@ -204,14 +208,20 @@ def _commit(disk: DiskTier, image: Image, replace: bool) -> None:
         raise
 
 
-def _run_of(folder: Path, layout: Layout) -> RunFacts:
+def _run_of(folder: Path, layout: Layout, name: str | None) -> RunFacts:
+    """What run the folder belongs to; from now on to this one, where it did to none."""
     path = folder / names.RUN
     with storage_errors(folder, names.RUN, 0):
         if path.exists():
-            return manifests.decode_run(read_file(path), source=str(path))
-        run = RunFacts(run=uuid.uuid4().hex, name="", fingerprint=layouts.fingerprint([layout]), created=time.time())
-        write_whole(path, manifests.encode_run(run))
-    return run
+            facts = manifests.decode_run(read_file(path), source=str(path))
+            if name not in (None, facts.name):
+                raise RunMismatchError(f"{folder} belongs to the run {facts.name!r}, not to {name!r}")
+            return facts
+        facts = RunFacts(
+            run=uuid.uuid4().hex, name=name or "", fingerprint=layouts.fingerprint([layout]), created=time.time()
+        )
+        write_whole(path, manifests.encode_run(facts))
+    return facts
 
 
 # ------------------------------------------------------------------------------------------- safetensors files

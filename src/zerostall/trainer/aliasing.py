@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from zerostall.core.contents import DISTINCT
 from zerostall.core.layout import View
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
     from zerostall.trainer.tensors import Geometry
 
-DISTINCT = "[=distinct]"
-"""Suffix of the entry that holds an expanded tensor's distinct elements."""
 
 
 @dataclass(frozen=True, slots=True)

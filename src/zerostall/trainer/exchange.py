@@ -68,6 +68,7 @@ def import_file(
     *,
     root: str = "model",
     key: str | None = None,
+    run: str | None = None,
     replace: bool = False,
     progress: Progress | None = None,
 ) -> Imported:
@@ -82,6 +83,7 @@ def import_file(
         step: as which step.
         root: the name that goes before each tensor's. Empty, for safetensors: the names are whole ones already.
         key: of a torch.save file, take this entry alone.
+        run: a name for the run, as `Checkpointer(run=...)` gives it.
         replace: a step of that number may be replaced.
         progress: called with (bytes done, bytes in all).
 
@@ -89,16 +91,17 @@ def import_file(
         SnapshotNotFoundError: there is no such file.
         FormatError: it is none, or damaged, or would need code of its own to be read.
         StepExistsError: the step is there.
+        RunMismatchError: the folder belongs to a run of another name.
         RunBusyError: an agent or another import writes to the folder.
     """
     if Path(source).suffix == ".safetensors":
         if key is not None:
             raise ValueError(f"{source} has no entries to choose from: leave out key")
-        return import_safetensors(source, where, step, root=root, replace=replace, progress=progress)
+        return import_safetensors(source, where, step, root=root, run=run, replace=replace, progress=progress)
     _require_torch(source)
     from zerostall.trainer.import_pt import import_pt
 
-    return import_pt(source, where, step, root=root, key=key, replace=replace, progress=progress)
+    return import_pt(source, where, step, root=root, key=key, run=run, replace=replace, progress=progress)
 
 
 def _require_torch(path: str | os.PathLike[str]) -> None:

@@ -37,6 +37,7 @@ def import_pt(
     *,
     root: str = "model",
     key: str | None = None,
+    run: str | None = None,
     replace: bool = False,
     progress: Progress | None = None,
 ) -> Imported:
@@ -64,7 +65,7 @@ def import_pt(
         if progress is not None:
             progress(layout.nbytes, layout.nbytes)
 
-    return store(where, step, layout, small, fill, replace=replace)
+    return store(where, step, layout, small, fill, run=run, replace=replace)
 
 
 def _loaded(path: Path) -> object:
