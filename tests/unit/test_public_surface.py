@@ -47,7 +47,7 @@ PARAMETERS = {
     "verify": "where step progress",
     "load": "where step names",
     "export": "where step out only root overwrite progress",
-    "import_file": "source where step root key replace progress",
+    "import_file": "source where step root key run replace progress",
     "diff": "where a b progress",
     "pin": "where step pinned",
 }

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from zerostall.trainer.tensors import Geometry
 
 
-
 @dataclass(frozen=True, slots=True)
 class Sharing:
     """What is stored, and which names are views of it.
