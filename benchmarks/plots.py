@@ -9,10 +9,17 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
+from matplotlib.ticker import FuncFormatter
 
 if TYPE_CHECKING:
     from benchmarks.loop_time import Samples
 
+TITLES = {
+    "dcp": "DCP async_save",
+    "dcp-stager": "DCP, asynchronous stager",
+    "overlap": "zerostall, overlap",
+    "freeze": "zerostall, freeze",
+}
 WITHOUT, WITH = "#8a8f98", "#d6336c"
 
 
@@ -26,9 +33,12 @@ def step_times(found: list[Samples], target: Path) -> None:
         for times, color, label in ((one.bare, WITHOUT, "without"), (one.saved, WITH, "with saves")):
             ordered = sorted(x * 1e3 for x in times)
             panel.plot([100 * (i + 0.5) / len(ordered) for i in range(len(ordered))], ordered, color=color, label=label)
-        panel.set_title(one.peer, fontsize=9)
+        panel.set_title(TITLES.get(one.peer, one.peer), fontsize=9)
         panel.set_xlabel("percentile of steps", fontsize=8)
         panel.set_yscale("log")
+        for axis in (panel.yaxis.set_major_formatter, panel.yaxis.set_minor_formatter):
+            axis(FuncFormatter(lambda value, _: f"{value:g}"))
+        panel.tick_params(axis="y", which="both", labelsize=8)
         panel.grid(visible=True, which="both", alpha=0.2)
     panels[0][0].set_ylabel("step time, ms", fontsize=8)
     panels[0][0].legend(fontsize=8)
