@@ -517,7 +517,7 @@ class Trap:
 
 def test_no_code_of_a_file_is_run(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2), "trap": Trap(tmp_path / "mark")}, tmp_path / "m.pt")
-    with pytest.raises(FormatError, match="without running code.*GLOBAL"):
+    with pytest.raises(FormatError, match=r"without running code.*GLOBAL"):
         zerostall.import_file(tmp_path / "m.pt", tmp_path / "run", 0)
     assert not (tmp_path / "mark").exists() and not (tmp_path / "run").exists()
 

@@ -17,7 +17,7 @@ import torch
 from zerostall import native
 from zerostall.errors import FormatError, SnapshotNotFoundError, StorageError
 from zerostall.flow.importing import Imported, store
-from zerostall.tiers.disk import opened
+from zerostall.tiers.files import opened
 from zerostall.trainer.captures import plan_of
 from zerostall.trainer.state import State
 
