@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +28,8 @@ class Saved:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    return as_bits(tensor).cpu().contiguous().view(-1).view(torch.uint8)
+    flat = as_bits(tensor).cpu().reshape(-1)
+    return torch.empty(flat.shape, dtype=flat.dtype).copy_(flat).view(torch.uint8) if flat.numel() else flat
 
 
 def plan_of(layout: Layout) -> native.Plan:
@@ -112,7 +114,7 @@ def same(one: object, other: object) -> bool:
         return False
     if isinstance(one, dict):
         return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
+    if isinstance(one, (list, tuple, deque)):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, float):
         return one == other or (one != one and other != other)

@@ -286,6 +286,23 @@ def test_distributed_state_is_refused() -> None:
         save(m=nn.Sequential(Sharded()))
 
 
+def test_a_real_distributed_tensor_is_refused() -> None:
+    from torch import distributed
+    from torch.distributed.tensor import DeviceMesh, distribute_tensor
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        sharded = nn.Parameter(distribute_tensor(torch.ones(4), DeviceMesh("cpu", [0])))
+        module = nn.Module()
+        module.w = sharded
+        with pytest.raises(StateError, match=r"m\.w is a DTensor: distributed state is not supported yet"):
+            save(m=module)
+        with pytest.raises(StateError, match="distributed"):
+            save(o=torch.optim.SGD([sharded]))
+    finally:
+        distributed.destroy_process_group()
+
+
 def test_changes_of_a_module_are_seen() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     state = State({"m": model}, rng=False)

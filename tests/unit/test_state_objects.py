@@ -251,6 +251,7 @@ VALUES = {
     "size": torch.Size([2, 3]),
     "np": np.float64(0.3),
     "npi": np.int32(-5),
+    "days": np.array(["2024-05-01"], dtype="datetime64[D]"),
     1: "int key",
     (1, "t"): "tuple key",
 }
@@ -367,6 +368,7 @@ def test_values_are_isolated_from_later_changes() -> None:
     tree["queue"].append(9)
     tree["space"].b.append(3)
     tree["args"].lr = 9
+    tree["days"][0] = np.datetime64("1999-01-01")
     tree["none"] = 1
     optimizer.param_groups[0]["lr"] = 9.0
     random.random()
@@ -420,6 +422,26 @@ def test_an_optimizers_changes_are_seen() -> None:
     assert state.observe(survey)[0] is survey
     optimizer.add_param_group({"params": [extra]})
     assert state.observe(survey)[0] is not survey
+
+
+def test_an_optimizer_that_came_later_guards_nothing() -> None:
+    parameter = nn.Parameter(torch.ones(2000))
+    tree: dict = {"w": parameter}
+    state = State({"s": tree}, rng=False)
+    tree["o"] = torch.optim.SGD([parameter])
+    survey, _ = state.observe(None)
+    assert state.optimizers == [] and not any(survey.tracked)
+    assert any(State({"s": tree}, rng=False).survey().tracked)
+
+
+def test_names_of_roots_are_escaped_too() -> None:
+    roots = {"a.b": {"x": torch.ones(1)}, "a": {"b": {"x": torch.zeros(1)}}, "c[0]": [torch.ones(2)]}
+    saved = save(**roots)
+    assert same(load(saved), roots)
+    restore(saved, **copy.deepcopy(roots))
+    for name in ("", "__metadata__"):
+        with pytest.raises(StateError, match="no name"):
+            save(**{name: {}})
 
 
 @pytest.mark.parametrize("user_guards", [False, True])

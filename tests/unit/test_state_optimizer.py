@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from state_trip import bits, load, names, restore, same, save
 from zerostall.errors import MismatchError
+from zerostall.trainer.parts.optimizer_record import OptimizerRecord
 
 OPTIMIZERS: dict[str, Callable[[list], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
@@ -368,3 +370,21 @@ def test_loaded_without_objects_an_optimizer_is_a_dict_by_parameter() -> None:
     )
     assert tree["optimizer"]["param_groups"][0]["params"][0] == "0.weight"
     assert list(tree["model"]) and same(tree["model"]["0.weight"], model[0].weight.detach())
+
+
+@pytest.mark.parametrize(
+    ("key", "options", "where"),
+    [
+        ("step", {}, "cpu"),
+        ("step", {"foreach": True, "capturable": False, "fused": None}, "cpu"),
+        ("step", {"capturable": True}, "cuda"),
+        ("step", {"fused": True}, "cuda"),
+        ("mu_product", {}, "cpu"),
+        ("mu_product", {"capturable": True}, "cuda"),
+        ("exp_avg", {}, "cuda"),
+    ],
+)
+def test_where_torch_would_keep_a_state_tensor(key: str, options: dict, where: str) -> None:
+    record = OptimizerRecord([], {}, {}, [], frozenset({"step", "mu_product"}))
+    parameter = SimpleNamespace(device=torch.device("cuda"))
+    assert record.device(key, options, parameter).type == where

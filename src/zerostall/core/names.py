@@ -43,6 +43,8 @@ def _escape_one(match: re.Match[str]) -> str:
 
 
 def _escape(text: str) -> str:
+    if text.isidentifier() or text.isalnum():  # nearly all; no special character is part of such a text
+        return text
     return _SPECIAL.sub(_escape_one, text) if text else "\\e"
 
 

@@ -11,8 +11,10 @@ Anything else that overlaps only in part is stored separately: correct, if large
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from zerostall.core.contents import DISTINCT
 from zerostall.core.layout import View
@@ -39,10 +41,6 @@ class Sharing:
     views: list[View]
     base_of: dict[int, int]
 
-    @property
-    def expanded_set(self) -> frozenset[int]:
-        return frozenset(self.expanded)
-
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides, in elements, of a tensor of this shape stored row by row."""
@@ -57,7 +55,7 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 def narrowed(geometry: Geometry) -> Geometry:
     """Return the geometry of an expanded tensor's distinct elements."""
     shape = tuple(1 if stride == 0 else size for size, stride in zip(geometry.shape, geometry.strides, strict=True))
-    return replace(geometry, shape=shape)
+    return msgspec.structs.replace(geometry, shape=shape)
 
 
 def share(names: Sequence[str], geometries: Sequence[Geometry]) -> Sharing:

@@ -23,7 +23,7 @@ def tree(stored: Stored, image: memoryview) -> dict[str, object]:
     Every tensor is new memory of its own, but tensors that shared memory share it again. A module is a flat dict of
     tensors by path, an optimizer has "state" by parameter and "param_groups".
     """
-    return _Loading(StoredState.read(stored), torch.frombuffer(image, dtype=torch.uint8)).roots()
+    return _Loading(StoredState.read(stored), writes.as_bytes(image)).roots()
 
 
 class _Loading:
@@ -35,7 +35,8 @@ class _Loading:
 
     def roots(self) -> dict[str, object]:
         parts = self._stored.parts
-        return {name: self._part(part) for name, part in parts.items() if len(names.split(name)) == 1}
+        paths = {name: names.split(name) for name in parts}
+        return {str(path[0]): self._part(parts[name]) for name, path in paths.items() if len(path) == 1}
 
     def _nested(self, name: str) -> object:
         part = self._stored.parts.get(name)

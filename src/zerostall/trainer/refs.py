@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 
+_INLINE_KINDS = "mMUSbiufc"
 _MAX_STATE = 16 << 10
 
 
@@ -178,6 +179,13 @@ def _read_dtype(value: object) -> torch.dtype:
     return found
 
 
+def _read_device(value: object) -> torch.device:
+    try:
+        return torch.device(_text(value))
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+
+
 def _read_size(value: object) -> torch.Size:
     if type(value) is not list or not all(type(item) is int for item in value):
         raise TypeError("expected a list of integers")
@@ -199,7 +207,7 @@ def _register() -> None:
     )
     values.register(SmallTensor, "torch.state", lambda state: state.data, lambda value: SmallTensor(_bytes(value)))
     values.register(torch.dtype, "torch.dtype", lambda dtype: str(dtype).removeprefix("torch."), _read_dtype)
-    values.register(torch.device, "torch.device", str, lambda value: torch.device(_text(value)))
+    values.register(torch.device, "torch.device", str, _read_device)
     values.register(torch.Size, "torch.size", lambda size: list(size), _read_size)
     values.register(io.BytesIO, "python.bytesio", lambda stream: stream.getvalue(), _read_stream)
     numpy = sys.modules.get("numpy")
@@ -217,13 +225,16 @@ def _register_numpy() -> None:
         return read
 
     def write_array(array: numpy.ndarray) -> object:
-        if array.dtype.kind not in "mMUSbiufc":
+        if array.dtype.kind not in _INLINE_KINDS:
             raise ValueError(f"a numpy array of {array.dtype.str}")
         return (array.dtype.str, list(array.shape), array.tobytes())
 
     def read_array(value: object) -> numpy.ndarray:
-        dtype, shape, data = cast("tuple[object, list[int], object]", value)
-        return numpy.frombuffer(bytearray(_bytes(data)), dtype=numpy.dtype(_text(dtype))).reshape(shape)
+        text, shape, data = cast("tuple[object, list[int], object]", value)
+        dtype = numpy.dtype(_text(text))
+        if dtype.kind not in _INLINE_KINDS or dtype.itemsize == 0:
+            raise ValueError(f"a numpy array of {text}")
+        return numpy.frombuffer(bytearray(_bytes(data)), dtype=dtype).reshape(shape)
 
     # Little-endian bytes: the only order that zerostall runs on.
     for kind in ("bool_", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"):

@@ -162,7 +162,7 @@ def _match(
 
 def accept(targets: Targets, image: memoryview) -> RestoreReport:
     """Put back all that is not written byte by byte; see `State.accept`."""
-    data = torch.frombuffer(image, dtype=torch.uint8)
+    data = writes.as_bytes(image)
     for view, holder in targets.views:
         writes.copy_into(holder, writes.read_view(targets.stored, data, view))
     warnings = targets.aim.warnings

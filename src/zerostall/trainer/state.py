@@ -9,58 +9,44 @@ state.accept(targets, image)     # restore: the bytes have landed, put back the 
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
-from zerostall import native
-from zerostall.core import layout as layouts
+from zerostall.core import names
 from zerostall.core import values as core_values
-from zerostall.core.layout import Shard
 from zerostall.errors import StateError
-from zerostall.trainer import returning, tensors
-from zerostall.trainer.aliasing import DISTINCT, share
+from zerostall.trainer import returning, surveying
 from zerostall.trainer.parts.kinds import part_of, root_part
 from zerostall.trainer.parts.rng import GeneratorStates
 from zerostall.trainer.returning import RestoreReport, Targets
-from zerostall.trainer.walk import OutdatedError, Part, Walk
+from zerostall.trainer.surveying import Survey
+from zerostall.trainer.walk import OutdatedError, Walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from zerostall.core.layout import Layout
+    import torch
+
     from zerostall.core.values import Document
     from zerostall.tiers.contract import Stored
-    from zerostall.trainer.tensors import Holder
-    from zerostall.trainer.walk import Leaf
 
 __all__ = ["OutdatedError", "RestoreReport", "State", "Survey", "Targets", "Values"]
 
 _LOOKS = 8
-SMALL = 4096
-"""Tensors below this many bytes are copied within `save`: guarding them would cost more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """What a full walk found.
-
-    Attributes:
-        layout: of the image.
-        tensors: in the order of layout.entries; strong references.
-        at_once: indexes of those that something else than an optimizer's step may change, and of the small ones.
-        tracked: for each, whether it is left to be read after `save`, so that changes must be looked for.
-        parts: the objects, by name.
-        watch: tells whether the containers that hold the tensors are as they were.
-    """
-
-    layout: Layout
-    tensors: list[Holder]
-    at_once: list[int]
-    tracked: list[bool]
-    parts: dict[str, Part]
-    watch: native.Watch
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector still: a walk makes many objects that stay, which it would count again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +65,8 @@ class Values:
 class State:
     """What the user hands over, by name.
 
-    `optimizers` are those whose step hooks guard their tensors.
+    `optimizers` are those there at first, whose step hooks can guard their tensors. StateError names what cannot be
+    stored, but for tensors without memory yet (on the meta device): those are refused by `survey` and `targets`.
 
     Args:
         roots: modules, optimizers, objects with state_dict and load_state_dict, generators, and containers of these,
@@ -94,15 +81,19 @@ class State:
         self._rng = rng
         self._user_guards = user_guards
         self._fresh: set[str] = set()
-        self.optimizers: list[torch.optim.Optimizer] = self._walk(self._roots).optimizers
+        self.optimizers: list[torch.optim.Optimizer] = []
+        walk = self._walk(self._roots)
+        walk.raise_problems(but=walk.meta)
+        self.optimizers = walk.optimizers
 
     def _walk(self, roots: Mapping[str, object], *, fresh: frozenset[str] = frozenset()) -> Walk:
-        walk = Walk(part_of, user_guards=self._user_guards, fresh=fresh)
+        hooked = frozenset(map(id, self.optimizers))
+        walk = Walk(part_of, user_guards=self._user_guards, fresh=fresh, hooked=hooked)
         for name, value in roots.items():
             if type(name) is not str or not name or name.startswith("__"):
                 walk.refuse(repr(name), "is no name for a part of the state")
                 continue
-            part = root_part(name, value)
+            part = root_part(names.child("", name), value)
             if part is None:
                 walk.refuse(name, f"is a {type(value).__name__}, which cannot be restored in place")
             else:
@@ -113,9 +104,10 @@ class State:
     def survey(self) -> Survey:
         """Walk everything. Linear; 100 000 tensors take about 2 s. StateError names all that cannot be stored."""
         for look in range(_LOOKS):
-            walk = self._walk(self._roots, fresh=frozenset(self._fresh))
-            walk.raise_problems()
-            survey = _survey(walk, user_guards=self._user_guards)
+            with _no_collection():
+                walk = self._walk(self._roots, fresh=frozenset(self._fresh))
+                walk.raise_problems()
+                survey = surveying.take(walk, user_guards=self._user_guards)
             try:
                 # Whatever the walk let pass must be encodable, and is so before the first save counts on it.
                 self.values(survey).encode()
@@ -177,48 +169,3 @@ class State:
     def accept(self, targets: Targets, image: memoryview) -> RestoreReport:
         """Put back all that is not written byte by byte. `image`: the whole image, verified."""
         return returning.accept(targets, image)
-
-
-def _survey(walk: Walk, *, user_guards: bool) -> Survey:
-    leaves = _unique(walk)
-    sharing = share([leaf.name for leaf in leaves], [tensors.geometry(leaf.holder) for leaf in leaves])
-    holders: dict[str, Holder] = {}
-    guarded: set[str] = set()
-    guards = walk.guarded
-    owners: dict[int, bool] = {}
-    for index, base in sharing.base_of.items():
-        # The same elements under a second name are as safe as under the first.
-        if leaves[index].owner in guards and leaves[index].holder.shape == leaves[base].holder.shape:
-            owners[base] = True
-    shards: list[Shard] = []
-    for index in [*sharing.bases, *sharing.expanded]:
-        leaf = leaves[index]
-        holder, name = leaf.holder, leaf.name
-        if index in sharing.expanded_set:
-            assert isinstance(holder, torch.Tensor)
-            holder, name = tensors.distinct(holder), name + DISTINCT
-        dtype = tensors.dtype_name(holder)
-        assert dtype is not None
-        shards.append(Shard.whole(name, dtype, tuple(holder.shape)))
-        holders[name] = holder
-        if leaf.owner in guards or index in owners or (user_guards and leaf.trainable):
-            guarded.add(name)
-    layout = layouts.build(shards, sharing.views)
-    tracked = [entry.name in guarded and entry.nbytes >= SMALL for entry in layout.entries]
-    return Survey(
-        layout,
-        [holders[entry.name] for entry in layout.entries],
-        [index for index, is_tracked in enumerate(tracked) if not is_tracked],
-        tracked,
-        walk.parts,
-        native.Watch(walk.watched),
-    )
-
-
-def _unique(walk: Walk) -> list[Leaf]:
-    """Return the leaves; StateError where two have one name."""
-    seen: set[str] = set()
-    twice = [leaf.name for leaf in walk.leaves if leaf.name in seen or seen.add(leaf.name)]
-    if twice:
-        raise StateError(f"two tensors would have the same name: {', '.join(twice[:20])}")
-    return walk.leaves

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard, cast
 
+import msgspec
 import torch
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -28,8 +29,7 @@ _DEVICES = frozenset({"cpu", "cuda"})
 _PLACEHOLDER_SHAPES = ("ds_shape", "full_shape", "_full_shape")
 
 
-@dataclass(frozen=True, slots=True)
-class Geometry:
+class Geometry(msgspec.Struct, frozen=True, gc=False):
     """Where the elements of a tensor lie: all that matters for aliasing and for copying.
 
     Attributes:
@@ -75,7 +75,9 @@ class Geometry:
     @property
     def repeats(self) -> bool:
         """Whether a dimension repeats the same elements (stride 0)."""
-        return any(stride == 0 and size > 1 for size, stride in zip(self.shape, self.strides, strict=True))
+        return 0 in self.strides and any(
+            stride == 0 and size > 1 for size, stride in zip(self.shape, self.strides, strict=True)
+        )
 
 
 def is_array(value: object) -> TypeGuard[numpy.ndarray]:
@@ -103,20 +105,22 @@ def dtype_name(holder: Holder) -> str | None:
 
 def geometry(holder: Holder) -> Geometry:
     """Describe where the elements of a storable tensor or array lie."""
-    name = dtype_name(holder)
-    assert name is not None, "only asked of what passed problem()"
     if isinstance(holder, torch.Tensor):
+        dtype = holder.dtype
         storage = holder.untyped_storage().data_ptr()
-        return Geometry(storage, holder.data_ptr(), name, holder.element_size(), tuple(holder.shape), holder.stride())
+        return Geometry(
+            storage, holder.data_ptr(), DTYPE_NAMES[dtype], dtype.itemsize, tuple(holder.shape), holder.stride()
+        )
     owner: object = holder
     while is_array(getattr(owner, "base", None)):
         owner = owner.base  # type: ignore[attr-defined]
     storage = int(cast("numpy.ndarray", owner).__array_interface__["data"][0])
     start = int(holder.__array_interface__["data"][0])
     size = holder.itemsize
-    return Geometry(storage, start, name, size, holder.shape, tuple(s // size for s in holder.strides))
+    return Geometry(storage, start, holder.dtype.name, size, holder.shape, tuple(s // size for s in holder.strides))
 
 
+@functools.cache
 def is_distributed(kind: type) -> bool:
     """Return whether a class is one of torch's distributed tensors or wrappers."""
     return any(

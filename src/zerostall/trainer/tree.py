@@ -33,17 +33,14 @@ _INLINE = object()  # stands in `held` for a generator's state: a new tensor at 
 
 
 def step_into(container: object) -> Iterator[tuple[names.Part, object]]:
-    """Yield (part of the path, item) for a container that may hold tensors; TypeError for any other object."""
-    kind = type(container)
-    if kind in (dict, OrderedDict, defaultdict):
-        for key, value in container.items():  # type: ignore[attr-defined]
+    """Yield (part of the path, item) for a container that may hold tensors; TypeError for a key no name can hold."""
+    if isinstance(container, dict):
+        for key, value in container.items():
             yield values.part(key), value
-    elif kind in (list, tuple, deque):
-        yield from enumerate(container)  # type: ignore[arg-type]
-    elif kind in (types.SimpleNamespace, argparse.Namespace):
-        yield from vars(container).items()
+    elif isinstance(container, (list, tuple, deque)):
+        yield from enumerate(container)
     else:
-        raise TypeError(f"{kind.__name__} holds no tensors")
+        yield from vars(container).items()
 
 
 def is_value(value: object) -> bool:
@@ -177,6 +174,8 @@ class LiveTree:
                     return ref
             self._at = at
         if is_value(value) and not isinstance(value, torch.Tensor):
+            if tensors.is_array(value):
+                return value.copy()  # of a type that no image holds: dates, texts
             return value  # what is not among the containers above is immutable
         raise OutdatedError(self.name)
 
@@ -212,7 +211,7 @@ class LiveTree:
     def _deque(self, value: deque[object]) -> object:
         return deque([self._copy(item) for item in value], value.maxlen)
 
-    def _namespace(self, value: object) -> object:
+    def _namespace(self, value: types.SimpleNamespace | argparse.Namespace) -> object:
         return type(value)(**{key: self._copy(item) for key, item in vars(value).items()})
 
     def _flat(self, value: set[object] | bytearray | Counter[object]) -> object:
@@ -220,19 +219,19 @@ class LiveTree:
 
 
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, range, torch.dtype, torch.device, torch.Size})
-_COPIERS: dict[type, Callable[[LiveTree, object], object]] = {
-    dict: LiveTree._dict,  # type: ignore[dict-item]
-    list: LiveTree._list,  # type: ignore[dict-item]
-    tuple: LiveTree._tuple,  # type: ignore[dict-item]
-    OrderedDict: LiveTree._ordered,  # type: ignore[dict-item]
-    defaultdict: LiveTree._default,  # type: ignore[dict-item]
-    deque: LiveTree._deque,  # type: ignore[dict-item]
+_COPIERS: dict[type, Callable[..., object]] = {
+    dict: LiveTree._dict,
+    list: LiveTree._list,
+    tuple: LiveTree._tuple,
+    OrderedDict: LiveTree._ordered,
+    defaultdict: LiveTree._default,
+    deque: LiveTree._deque,
     types.SimpleNamespace: LiveTree._namespace,
     argparse.Namespace: LiveTree._namespace,
-    set: LiveTree._flat,  # type: ignore[dict-item]
-    bytearray: LiveTree._flat,  # type: ignore[dict-item]
-    Counter: LiveTree._flat,  # type: ignore[dict-item]
+    set: LiveTree._flat,
+    bytearray: LiveTree._flat,
+    Counter: LiveTree._flat,
 }
 MUTABLE = frozenset({dict, list, OrderedDict, defaultdict, deque, types.SimpleNamespace, argparse.Namespace})
 """Containers that can be restored in place."""
-_CONTAINERS = frozenset({dict, list, tuple, OrderedDict, defaultdict, deque, types.SimpleNamespace, argparse.Namespace})
+_CONTAINERS = MUTABLE | {tuple}

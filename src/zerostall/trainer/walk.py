@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 import torch
 
 from zerostall.core import names
@@ -12,13 +13,13 @@ from zerostall.core.values import TensorRef
 from zerostall.errors import StateError
 from zerostall.trainer import tensors
 from zerostall.trainer.refs import ArrayRef, Composite
+from zerostall.trainer.tensors import Geometry, Holder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from zerostall.trainer.aim import Aim, Landing
     from zerostall.trainer.refs import Ref
-    from zerostall.trainer.tensors import Holder
 
 _LISTED = 20
 
@@ -56,17 +57,18 @@ class Part(Protocol):
     def accept(self, landing: Landing) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
+class Leaf(msgspec.Struct, frozen=True):
     """A tensor or array found.
 
     Attributes:
+        where: in which memory, and how.
         owner: id of the tensor the user sees: of the outer one where this lies within a tensor subclass.
         trainable: whether a gradient is asked for.
     """
 
     name: str
     holder: Holder
+    where: Geometry
     owner: int
     trainable: bool
 
@@ -81,6 +83,7 @@ class Walk:
         optimizers: those whose step hooks guard their tensors.
         guarded: ids of the tensors that only an optimizer's step changes.
         labels: id of a parameter -> its names, each as (the root module's name, the path behind it).
+        hooked: ids of the optimizers whose steps call the guard.
         fresh: names of tensors that are other objects at every look, so that what is read of them is kept aside.
         meta: names of those tensors that have no data, a part of problems.
     """
@@ -88,6 +91,7 @@ class Walk:
     part_of: Callable[[str, object], Part | None]
     user_guards: bool = False
     fresh: frozenset[str] = frozenset()
+    hooked: frozenset[int] = frozenset()
     leaves: list[Leaf] = field(default_factory=list)
     parts: dict[str, Part] = field(default_factory=dict)
     watched: list[dict[object, object] | list[object]] = field(default_factory=list)
@@ -121,6 +125,8 @@ class Walk:
     def guard(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that only this optimizer's step changes its parameters and the tensors of its state."""
         self.optimizers.append(optimizer)
+        if id(optimizer) not in self.hooked and not self.user_guards:
+            return  # one that came later: nothing is called before its steps
         for group in optimizer.param_groups:
             self.guarded.update(map(id, group["params"]))
         for state in optimizer.state.values():
@@ -145,7 +151,7 @@ class Walk:
                 self.meta.append(name)
             return None
         if tensors.is_plain(holder):
-            self.leaves.append(Leaf(name, holder, owner, trainable))
+            self.leaves.append(Leaf(name, holder, tensors.geometry(holder), owner, trainable))
             return TensorRef(name) if isinstance(holder, torch.Tensor) else ArrayRef(name)
         assert isinstance(holder, torch.Tensor)
         attributes, context = holder.__tensor_flatten__()  # type: ignore[attr-defined]
@@ -158,13 +164,14 @@ class Walk:
         kind = type(holder)
         return Composite(f"{kind.__module__}.{kind.__qualname__}", inner, context)
 
-    def raise_problems(self) -> None:
-        """StateError with every path that cannot be stored, if there is one."""
-        if not self.problems:
+    def raise_problems(self, but: Sequence[str] = ()) -> None:
+        """StateError with every path that cannot be stored, if there is one; `but` for those of these names."""
+        problems = [(name, why) for name, why in self.problems if name not in but]
+        if not problems:
             return
-        lines = [f"{name} {why}" for name, why in self.problems[:_LISTED]]
-        if len(self.problems) > _LISTED:
-            lines.append(f"and {len(self.problems) - _LISTED} more")
+        lines = [f"{name} {why}" for name, why in problems[:_LISTED]]
+        if len(problems) > _LISTED:
+            lines.append(f"and {len(problems) - _LISTED} more")
         raise StateError(
             "this state cannot be saved so that it can be restored:\n  " + "\n  ".join(lines),
             hint="leave these out, or put what matters of them into tensors, numbers, strings and containers of those",

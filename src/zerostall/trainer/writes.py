@@ -6,6 +6,7 @@ another is copied after all has landed; one that is the very memory of another i
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,13 @@ def copy_into(target: Holder, source: torch.Tensor) -> None:
     """Copy one tensor over another of its type, whatever their strides and devices, without a trace in autograd."""
     with torch.no_grad():
         as_bits(as_tensor(target)).copy_(as_bits(source))
+
+
+def as_bytes(image: memoryview) -> torch.Tensor:
+    """Return an image's bytes as a tensor over the same memory. It is only read, so it may be read-only."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        return torch.frombuffer(image, dtype=torch.uint8)
 
 
 def view_of(base: torch.Tensor, view: View) -> torch.Tensor:

@@ -52,6 +52,8 @@ class ContainerPart:
         self.root = root
         self._tree = LiveTree(name)
         self._own: list[str] = []
+        self._parts: set[int] = set()
+        self._composites: dict[int, Composite] = {}
         self._structural: set[int] = set()
         self._stored: object = _ABSENT
 
@@ -59,6 +61,9 @@ class ContainerPart:
         first = len(walk.leaves)
         self._tree.gather(walk, self.root)
         own = {name for ref in self._tree.refs for name in names_in(ref)}
+        found = list(zip(self._tree.held, self._tree.refs, strict=True))
+        self._parts = {id(held) for held, ref in found if isinstance(ref, PartRef)}
+        self._composites = {id(held): ref for held, ref in found if isinstance(ref, Composite)}
         self._own = [leaf.name for leaf in walk.leaves[first:] if leaf.name in own]
 
     def values(self) -> object:
@@ -78,19 +83,11 @@ class ContainerPart:
     def _note_structure(self, value: object) -> bool:
         """Remember the containers with a tensor or part below them: what they hold is compared key by key."""
         if not _family(value):
-            return tensors.is_holder(value) or any(value is held for held in self._parts())
+            return tensors.is_holder(value) or id(value) in self._parts
         below = [self._note_structure(item) for item in _items(value).values()]
         if any(below) or value is self.root:
             self._structural.add(id(value))
         return any(below)
-
-    def _parts(self) -> list[object]:
-        pairs = zip(self._tree.held, self._tree.refs, strict=True)
-        return [held for held, ref in pairs if isinstance(ref, PartRef)]
-
-    def _composite(self, live: object) -> object:
-        pairs = zip(self._tree.held, self._tree.refs, strict=True)
-        return next((ref for held, ref in pairs if held is live), None)
 
     def _compare(self, aim: Aim, live: object, stored: object, name: str) -> None:
         if _family(live) and _items(live) and next(names_in(stored), None) is not None:
@@ -108,9 +105,9 @@ class ContainerPart:
                 return
             if not isinstance(stored, _REFS):
                 aim.differs(name, f"stored as {_describe(stored)}, the target is {_describe(live)}")
-            elif isinstance(stored, Composite) and not same(stored, self._composite(live)):
+            elif isinstance(stored, Composite) and not same(stored, self._composites.get(id(live))):
                 aim.differs(name, f"stored as {stored.kind} with other metadata than the target's")
-        elif any(live is held for held in self._parts()):
+        elif id(live) in self._parts:
             pass  # a part asks for itself
         else:
             aim.want_value(name, stored=stored is not _ABSENT)
@@ -137,7 +134,7 @@ class ContainerPart:
             return self._pour_structure(landing, live, stored, name)
         if tensors.is_holder(live):
             return landing.aim.replaced.get(name, live)
-        if any(live is held for held in self._parts()):
+        if id(live) in self._parts:
             return live
         if stored is _ABSENT or not landing.selection.takes(name):
             return live

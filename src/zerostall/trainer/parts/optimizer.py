@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 # A group's own: which parameters it has is the program's business.
 _NOT_OPTIONS = frozenset({"params", "param_names"})
-_PARAMETERS = frozenset({torch.Tensor, torch.nn.Parameter})
 _ATOMS = frozenset({int, float, bool, str, type(None)})
 
 
@@ -55,6 +54,7 @@ class OptimizerPart:
         self._atoms: list[tuple[str, dict[str, object], list[str]]] = []
         self._trees: list[tuple[str, LiveTree, torch.Tensor]] = []
         self._extra = LiveTree(f"{name}[-1]")
+        self._has_extra = False
         self._host: list[str] = []
         self._keys: list[str] = []
         self._plan: list[tuple[torch.Tensor, Slots]] = []
@@ -87,7 +87,9 @@ class OptimizerPart:
                     keys.update(dict.fromkeys(state))
         self._host = sorted(host)
         self._keys = [key for key in keys if type(key) is str]
-        self._extra.gather(walk, self._extra_state())
+        extra = self._extra_state()
+        self._has_extra = bool(extra)
+        self._extra.gather(walk, extra)
 
     def _name_parameters(self, walk: Walk) -> None:
         """Give every parameter its label: its path within its module, or its place where it is in none."""
@@ -148,9 +150,6 @@ class OptimizerPart:
         walk.guarded.update(leaf.owner for leaf in walk.leaves[first:])
 
     def _extra_state(self) -> dict[object, object]:
-        kinds = set(map(type, self.optimizer.state))
-        if kinds <= _PARAMETERS:
-            return {}
         state = self.optimizer.state
         return {key: value for key, value in state.items() if not isinstance(key, torch.Tensor)}
 
@@ -167,7 +166,8 @@ class OptimizerPart:
         state: dict[str, object] = {label: {key: live[key] for key in keys} for label, live, keys in self._atoms}
         for label, tree, param in self._trees:
             state[label] = tree.copy(self.optimizer.state[param])
-        extra = self._extra.copy(self._extra_state())
+        # The survey fits, so the keys are those of gather().
+        extra = self._extra.copy(self._extra_state()) if self._has_extra else {}
         return {"groups": rows, "state": state, "extra": extra, "keys": self._keys, "host": self._host}
 
     # Restoring --------------------------------------------------------------------------------------------------
@@ -184,6 +184,7 @@ class OptimizerPart:
         aim.leave(stored)
         for found in slots.values():
             aim.claimed.update(found.tensors.values())
+        options = record.options()
         taken: set[str] = set()
         for group in self.optimizer.param_groups:
             for param in group["params"]:
@@ -194,7 +195,7 @@ class OptimizerPart:
                 if known is not None:
                     taken.add(known)
                     if aim.takes_part(path):
-                        self._aim_parameter(aim, record, slots[known], param, group)
+                        self._aim_parameter(aim, record, slots[known], param, {**group, **options.get(known, {})})
         for label, found in slots.items():
             if label not in taken:
                 path = stored.name + label if label.startswith("[") else f"{stored.name}.{label}"
@@ -206,7 +207,7 @@ class OptimizerPart:
             aim.tree(stored, record.extra)
 
     def _aim_parameter(
-        self, aim: Aim, record: OptimizerRecord, found: Slots, param: torch.Tensor, group: Mapping[str, object]
+        self, aim: Aim, record: OptimizerRecord, found: Slots, param: torch.Tensor, options: Mapping[str, object]
     ) -> None:
         path = self._path(self._labels[id(param)])
         shape = record.shape(found.label)
@@ -219,7 +220,6 @@ class OptimizerPart:
             return
         live = self.optimizer.state.get(param, {})
         live = live if isinstance(live, dict) else {}
-        options = record.options(found.label, group)
         for key, name in found.tensors.items():
             device = record.device(key, options, param)
             slot = live.get(key)

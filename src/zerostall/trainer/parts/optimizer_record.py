@@ -79,13 +79,12 @@ class OptimizerRecord:
         groups: list[GroupRecord] = []
         for item in _list(stored, tree.get("groups")):
             row = _dict(stored, item)
-            labels = cast("list[str]", _list(stored, row.get("params")))
+            labels = _texts(stored, row.get("params"))
             shapes = cast("dict[str, list[int]]", _dict(stored, row.get("shapes")))
             options = cast("dict[str, object]", _dict(stored, row.get("options")))
             groups.append(GroupRecord(labels, shapes, options))
         state = cast("dict[str, object]", _dict(stored, tree.get("state")))
-        keys = cast("list[str]", _list(stored, tree.get("keys")))
-        host = cast("list[str]", _list(stored, tree.get("host")))
+        keys, host = _texts(stored, tree.get("keys")), _texts(stored, tree.get("host"))
         return OptimizerRecord(groups, state, _dict(stored, tree.get("extra")), keys, frozenset(host))
 
     def labels(self) -> list[str]:
@@ -100,12 +99,9 @@ class OptimizerRecord:
                 return tuple(group.shapes[label])
         return None
 
-    def options(self, label: str, group: Mapping[str, object]) -> Mapping[str, object]:
-        """Return the options that a parameter will have: those stored, else those of its group now."""
-        for row in self.groups:
-            if label in row.labels:
-                return {**group, **row.options}
-        return group
+    def options(self) -> dict[str, dict[str, object]]:
+        """Return the stored options of every parameter."""
+        return {label: row.options for row in self.groups for label in row.labels}
 
     def slots(self, state: StoredState, stored: StoredPart) -> dict[str, Slots]:
         """Find each parameter's state: its tensors are the names below `part.label`."""
@@ -153,3 +149,10 @@ def _list(stored: StoredPart, value: object) -> list[object]:
     if type(value) is not list:
         raise FormatError(f"the values of {stored.name} are not those of an optimizer")
     return value
+
+
+def _texts(stored: StoredPart, value: object) -> list[str]:
+    items = _list(stored, value)
+    if not all(type(item) is str for item in items):
+        raise FormatError(f"the values of {stored.name} are not those of an optimizer")
+    return cast("list[str]", items)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import random
 import struct
 import sys
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
+from zerostall.errors import FormatError
 from zerostall.trainer.refs import SmallTensor
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     import numpy
 
-_log = logging.getLogger(__name__)
 _WORDS = 624
 _TWISTER_BYTES = 4 * _WORDS + 4  # numpy's MT19937 in memory: its words, then its position
 
@@ -100,19 +99,29 @@ def restore_generators(tree: object) -> list[str]:
     """Put the process's generators back; return warnings."""
     if type(tree) is not dict:
         return []
+    try:
+        return _restore(cast("dict[str, object]", tree))
+    except (KeyError, TypeError, ValueError, struct.error, RuntimeError, AttributeError) as error:
+        raise FormatError(f"the states of random generators are damaged: {error}") from None
+
+
+def _restore(tree: dict[str, object]) -> list[str]:
     warnings: list[str] = []
     version, packed, gauss = cast("tuple[int, bytes, float | None]", tree["python"])
     random.setstate((version, struct.unpack(f"<{len(packed) // 4}I", packed), gauss))
     if tree["numpy"] is not None:
-        import numpy
-
-        numpy.random.set_state(cast("dict[str, object]", tree["numpy"]))
+        try:
+            import numpy
+        except ImportError:
+            warnings.append("the state of numpy's generator was saved, but numpy cannot be imported")
+        else:
+            numpy.random.set_state(cast("dict[str, object]", tree["numpy"]))
     torch.set_rng_state(cast("SmallTensor", tree["torch"]).tensor())
     cuda = cast("list[SmallTensor]", tree["cuda"])
     here = torch.cuda.device_count() if cuda else 0
     for device, state in enumerate(cuda[:here]):
         torch.cuda.set_rng_state(state.tensor(), device)
-    if cuda and len(cuda) != here:
+    if len(cuda) > here:
         warnings.append(f"generators of {len(cuda)} CUDA devices were saved, {here} are here")
     return warnings
 
