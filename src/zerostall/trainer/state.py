@@ -66,7 +66,7 @@ class State:
     """What the user hands over, by name.
 
     `optimizers` are those there at first, whose step hooks can guard their tensors. StateError names what cannot be
-    stored, but for tensors without memory yet (on the meta device): those are refused by `survey` and `targets`.
+    stored. Where that is only tensors without memory yet (on the meta device), `survey` and `targets` raise it.
 
     Args:
         roots: modules, optimizers, objects with state_dict and load_state_dict, generators, and containers of these,
@@ -83,7 +83,8 @@ class State:
         self._fresh: set[str] = set()
         self.optimizers: list[torch.optim.Optimizer] = []
         walk = self._walk(self._roots)
-        walk.raise_problems(but=walk.meta)
+        if len(walk.problems) > len(walk.meta):
+            walk.raise_problems()
         self.optimizers = walk.optimizers
 
     def _walk(self, roots: Mapping[str, object], *, fresh: frozenset[str] = frozenset()) -> Walk:

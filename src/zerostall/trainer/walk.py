@@ -16,7 +16,7 @@ from zerostall.trainer.refs import ArrayRef, Composite
 from zerostall.trainer.tensors import Geometry, Holder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from zerostall.trainer.aim import Aim, Landing
     from zerostall.trainer.refs import Ref
@@ -164,14 +164,13 @@ class Walk:
         kind = type(holder)
         return Composite(f"{kind.__module__}.{kind.__qualname__}", inner, context)
 
-    def raise_problems(self, but: Sequence[str] = ()) -> None:
-        """StateError with every path that cannot be stored, if there is one; `but` for those of these names."""
-        problems = [(name, why) for name, why in self.problems if name not in but]
-        if not problems:
+    def raise_problems(self) -> None:
+        """StateError with every path that cannot be stored, if there is one."""
+        if not self.problems:
             return
-        lines = [f"{name} {why}" for name, why in problems[:_LISTED]]
-        if len(problems) > _LISTED:
-            lines.append(f"and {len(problems) - _LISTED} more")
+        lines = [f"{name} {why}" for name, why in self.problems[:_LISTED]]
+        if len(self.problems) > _LISTED:
+            lines.append(f"and {len(self.problems) - _LISTED} more")
         raise StateError(
             "this state cannot be saved so that it can be restored:\n  " + "\n  ".join(lines),
             hint="leave these out, or put what matters of them into tensors, numbers, strings and containers of those",
