@@ -332,8 +332,9 @@ bool Tensors::look_by_calls(const Entry& entry, std::byte*& data) const {
 
 void Tensors::fetch_ahead(const Entry& entry) noexcept {
   __builtin_prefetch(entry.object);
+  __builtin_prefetch(reinterpret_cast<const std::byte*>(entry.object) + kLine);
   if (entry.impl != nullptr)
-    for (size_t line = 0; line < 3; ++line) __builtin_prefetch(entry.impl + line * kLine);
+    for (size_t line = 0; line < 4; ++line) __builtin_prefetch(entry.impl + line * kLine);
   if (entry.storage != nullptr) __builtin_prefetch(entry.storage);
 }
 
@@ -357,10 +358,13 @@ std::vector<uint32_t> Tensors::refresh() {
 
 std::vector<uint32_t> Tensors::moved() const {
   std::vector<uint32_t> result;
+  const Known* type = nullptr;
   for (size_t k = 0; k < entries_.size(); ++k) {
+    if (k + kAhead < entries_.size() && entries_[k + kAhead].tracked) fetch_ahead(entries_[k + kAhead]);
     const Entry& entry = entries_[k];
-    if (entry.tracked && version_of(entry.object, known(Py_TYPE(entry.object))) != entry.version)
-      result.push_back(static_cast<uint32_t>(k));
+    if (!entry.tracked) continue;
+    if (type == nullptr || type->type != Py_TYPE(entry.object)) type = &known(Py_TYPE(entry.object));
+    if (version_of(entry.object, *type) != entry.version) result.push_back(static_cast<uint32_t>(k));
   }
   return result;
 }

@@ -168,8 +168,13 @@ def test_cancel_leaves_nothing_behind() -> None:
     plan, _ = plan_of(tensors, chunk_bytes=1 << 20)
     segment = Segment("test", plan.nbytes)
     keep = sources(tensors)
+    # The pool's one thread is busy with an older job, so that nothing has begun when the second is cancelled.
+    elsewhere = Segment("busy", plan.nbytes)
+    busy = [Capture(pool, plan, keep, elsewhere.address, at_once=[]) for _ in range(8)]
     capture = Capture(pool, plan, keep, segment.address, at_once=[])
     capture.cancel()
+    for older in busy:
+        older.wait(10)
     assert capture.wait(10)
     assert capture.cancelled
     assert capture.protect().pending == 0
