@@ -125,8 +125,10 @@ using FileRead = JobOf<zs::FileRead>;
 void bind_memory(nb::module_& m) {
   nb::class_<zs::Segment>(m, "Segment",
                           "Shared memory that can neither shrink nor grow, lent by file descriptor.")
-      .def(nb::init<const std::string&, uint64_t>(), "name"_a, "nbytes"_a, nogil(),
-           "Take all the memory at once. CapacityError: it cannot be had.")
+      .def(nb::init<const std::string&, uint64_t, bool>(), "name"_a, "nbytes"_a, nb::kw_only(),
+           "populate"_a = true, nogil(),
+           "Take all the memory at once. CapacityError: it cannot be had.\n\n"
+           "With `populate` false pages come when they are first written.")
       .def_static(
           "attach", &zs::Segment::attach, "fd"_a, "nbytes"_a, nogil(),
           "Map a segment that another process made; keeps a duplicate of `fd`. FormatError: it is none.")
@@ -289,7 +291,7 @@ void bind_copies(nb::module_& m) {
       .def(
           "__init__",
           [](Scatter* self, nb::object pool, const Plan& plan, nb::object targets, uint64_t image,
-             std::optional<std::vector<uint32_t>> pieces) {
+             std::optional<std::vector<uint32_t>> pieces, std::optional<std::vector<uint32_t>> checksums) {
             zs::Arrays arrays = nb::cast<zs::Tensors&>(targets).targets();
             const auto& workers = nb::cast<const zs::Pool&>(pool);
             if (!pieces) {
@@ -298,13 +300,19 @@ void bind_copies(nb::module_& m) {
             }
             make(self, {pool, targets}, [&] {
               return zs::Scatter::begin(workers, plan.plan, std::move(arrays),
-                                        pointer<const std::byte>(image), std::move(*pieces));
+                                        pointer<const std::byte>(image), std::move(*pieces),
+                                        std::move(checksums));
             });
           },
-          "pool"_a, "plan"_a, "targets"_a, "image"_a, "pieces"_a.none() = nb::none(),
+          "pool"_a, "plan"_a, "targets"_a, "image"_a, "pieces"_a.none() = nb::none(), nb::kw_only(),
+          "checksums"_a.none() = nb::none(),
           nb::sig("def __init__(self, pool: Pool, plan: Plan, targets: Tensors, image: int, "
-                  "pieces: collections.abc.Sequence[int] | None = None) -> None"),
-          "targets[i] receives piece pieces[i]; None: all pieces.");
+                  "pieces: collections.abc.Sequence[int] | None = None, *, "
+                  "checksums: collections.abc.Sequence[int] | None = None) -> None"),
+          "targets[i] receives piece pieces[i]; None: all pieces.\n\n"
+          "With `checksums` each chunk is checked before any of its bytes is written; the first that fails "
+          "ends the "
+          "job with CorruptError, and what was written by then stays.");
 }
 
 void bind_files(nb::module_& m) {

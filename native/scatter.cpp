@@ -2,13 +2,10 @@
 
 #include <algorithm>
 
+#include "crc32c.hpp"
 #include "error.hpp"
 
 namespace zs {
-namespace {
-constexpr uint64_t kTask = 4 << 20;
-}
-
 void Scatter::check(const Plan& plan, const Arrays& targets, const std::vector<uint32_t>& pieces) {
   if (targets.data.size() != pieces.size())
     throw Error(Kind::usage, std::to_string(targets.data.size()) + " targets for " +
@@ -24,32 +21,57 @@ void Scatter::check(const Plan& plan, const Arrays& targets, const std::vector<u
   }
 }
 
+std::vector<Scatter::Share> Scatter::cut(const Plan& plan, const std::vector<uint32_t>& pieces) {
+  std::vector<Share> shares;
+  for (size_t k = 0; k < pieces.size(); ++k) {
+    const uint64_t begin = plan.offset(pieces[k]), size = plan.size(pieces[k]);
+    if (size == 0) continue;
+    for (uint64_t chunk = begin / plan.chunk_bytes(); chunk <= (begin + size - 1) / plan.chunk_bytes();
+         ++chunk) {
+      if (shares.empty() || shares.back().chunk != chunk) shares.push_back({chunk, k, k});
+      shares.back().last = k + 1;
+    }
+  }
+  return shares;
+}
+
 std::shared_ptr<Scatter> Scatter::begin(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays targets,
-                                        const std::byte* image, std::vector<uint32_t> pieces) {
+                                        const std::byte* image, std::vector<uint32_t> pieces,
+                                        std::optional<std::vector<uint32_t>> checksums) {
   check(*plan, targets, pieces);
-  std::vector<Task> tasks = cut_tasks(*plan, pieces, kTask);
+  if (checksums && checksums->size() != plan->chunks())
+    throw Error(Kind::usage, std::to_string(checksums->size()) + " checksums for " +
+                                 std::to_string(plan->chunks()) + " chunks");
+  std::vector<Share> shares = cut(*plan, pieces);
   std::shared_ptr<Scatter> job(
-      new Scatter(pool, std::move(plan), std::move(targets), image, std::move(pieces), std::move(tasks)));
+      new Scatter(pool, std::move(plan), std::move(targets), image, std::move(pieces),
+                  std::move(checksums).value_or(std::vector<uint32_t>{}), std::move(shares)));
   job->start();
   return job;
 }
 
 Scatter::Scatter(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays targets, const std::byte* image,
-                 std::vector<uint32_t> pieces, std::vector<Task> tasks)
-    : Job(pool.workers(), tasks.size()),
+                 std::vector<uint32_t> pieces, std::vector<uint32_t> checksums, std::vector<Share> shares)
+    : Job(pool.workers(), shares.size()),
       plan_(std::move(plan)),
       targets_(std::move(targets)),
       image_(image),
       pieces_(std::move(pieces)),
-      tasks_(std::move(tasks)) {}
+      checksums_(std::move(checksums)),
+      shares_(std::move(shares)) {}
 
 void Scatter::work(uint64_t unit) {
-  const Task& task = tasks_[unit];
-  for (size_t k = task.first; k < task.last; ++k) {
-    const uint64_t end = std::min(task.end, plan_->size(pieces_[k]));
-    scatter(targets_.data[k], image_ + plan_->offset(pieces_[k]) + task.begin, (*targets_.geometries)[k],
-            task.begin, end);
-    add_progress(end - task.begin);
+  const Share& share = shares_[unit];
+  const uint64_t begin = plan_->chunk_begin(share.chunk), end = plan_->chunk_end(share.chunk);
+  if (!checksums_.empty() && crc32c(image_ + begin, end - begin) != checksums_[share.chunk])
+    throw Error(Kind::corrupt, "chunk " + std::to_string(share.chunk) + " of " +
+                                   std::to_string(plan_->chunks()) + " fails its checksum");
+  for (size_t k = share.first; k < share.last; ++k) {
+    const uint64_t offset = plan_->offset(pieces_[k]);
+    const uint64_t from = std::max(begin, offset), to = std::min(end, offset + plan_->size(pieces_[k]));
+    if (from >= to) continue;
+    scatter(targets_.data[k], image_ + from, (*targets_.geometries)[k], from - offset, to - offset);
+    add_progress(to - from);
   }
 }
 

@@ -81,7 +81,7 @@ bool Mapping::populate(unsigned threads) const {
   return good.load();
 }
 
-Segment::Segment(const std::string& name, uint64_t nbytes) : nbytes_(nbytes) {
+Segment::Segment(const std::string& name, uint64_t nbytes, bool populate) : nbytes_(nbytes) {
   if (nbytes == 0) throw Error(Kind::usage, "a segment has no bytes");
   const auto refuse = [&](const std::string& why) {
     return Error(Kind::capacity, "cannot have " + std::to_string(nbytes) + " bytes of shared memory for " +
@@ -98,7 +98,7 @@ Segment::Segment(const std::string& name, uint64_t nbytes) : nbytes_(nbytes) {
     if (::madvise(mapping_->data(), kPage, MADV_POPULATE_WRITE) != 0 && errno == EINVAL &&
         ::fallocate(fd_, 0, 0, static_cast<off_t>(nbytes)) != 0)
       throw refuse("the kernel has not so many pages");
-    if (!mapping_->populate(default_threads())) throw refuse("the kernel has not so many pages");
+    if (populate && !mapping_->populate(default_threads())) throw refuse("the kernel has not so many pages");
     if (::fcntl(fd_, F_ADD_SEALS, kSeals) != 0)
       throw system_error(Kind::capability, "cannot seal shared memory", errno);
   } catch (...) {

@@ -27,8 +27,9 @@ class Mapping {
 // pages from under a reader, which would be a SIGBUS.
 class Segment {
  public:
-  Segment(const std::string& name,
-          uint64_t nbytes);                        // takes all the memory at once, or throws Kind::capacity
+  // Takes all the memory at once, or throws Kind::capacity. With `populate` false the pages come when they
+  // are first written, by readers of files that would only wait for the disk meanwhile.
+  Segment(const std::string& name, uint64_t nbytes, bool populate = true);
   static Segment attach(int fd, uint64_t nbytes);  // Kind::format unless it is sealed and of this size
   Segment(Segment&& other) noexcept;
   Segment& operator=(Segment&&) = delete;

@@ -61,7 +61,7 @@ class HandTrainer:
     def lease(self, layout=LAYOUT, slots: int = 3) -> None:
         self.events.clear()
         leased, fds = self.ask_for_memory(m.Lease(id=2, layout=layouts.encode(layout), slots=slots))
-        self.segment = native.Segment.attach(fds[0], leased.nbytes)
+        self.segment = native.Segment.attach(fds[0], leased.memory.nbytes)
         os.close(fds[0])
         self.stride = leased.stride
 
@@ -86,11 +86,11 @@ class HandTrainer:
 
     def fetch(self, step: int, tier: str, layout=LAYOUT) -> bytes:
         fetched, fds = self.ask_for_memory(m.Fetch(id=5, step=step, tier=tier))
-        segment = native.Segment.attach(fds[0], fetched.nbytes)
+        segment = native.Segment.attach(fds[0], fetched.memory.nbytes)
         os.close(fds[0])
         data = bytes(segment.view(fetched.offset, layout.nbytes))
         segment.close()
-        self.ask(m.Release(id=6))
+        self.channel.send(m.Release())
         return data
 
     def copies(self) -> set[tuple[int, str, bool]]:

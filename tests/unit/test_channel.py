@@ -26,7 +26,7 @@ def test_messages_arrive_in_order_with_their_descriptors(ends) -> None:
     trainer, agent = ends
     read, write = os.pipe()
     agent.send(m.Granted(slot=1))
-    agent.send(m.Leased(id=7, nbytes=4096, stride=4096, slots=1), write)
+    agent.send(m.Leased(id=7, memory=m.Lent(1, 4096), stride=4096, slots=1), write)
     os.close(write)
     received = []
     while len(received) < 2:

@@ -73,8 +73,9 @@ class Fetches:
         client.fetched.append(lambda: tier.release(held))
         answer = m.Fetched(
             id=request.id,
-            nbytes=tier.segment.nbytes,
+            memory=m.Lent(tier.key, tier.segment.nbytes),
             offset=held.offset,
+            passing=False,
             layout=layouts.encode(tier.layout),
             record=manifests.encode_record(held.image.record),
             verified=False,
@@ -97,7 +98,7 @@ class Fetches:
 
     def _read(self, request: m.Fetch, rank: int) -> tuple[m.Fetched, native.Segment]:
         stored = self._disk.open(request.step, rank)
-        segment = native.Segment(f"zerostall-fetch-{rank}", stride_of(stored.layout))
+        segment = native.Segment(f"zerostall-fetch-{rank}", stride_of(stored.layout), populate=False)
         try:
             self._disk.get(request.step, rank, segment.address)
         except BaseException:
@@ -105,8 +106,9 @@ class Fetches:
             raise
         answer = m.Fetched(
             id=request.id,
-            nbytes=segment.nbytes,
+            memory=m.Lent(0, segment.nbytes),
             offset=0,
+            passing=True,
             layout=layouts.encode(stored.layout),
             record=manifests.encode_record(stored.record),
             verified=True,
@@ -115,8 +117,8 @@ class Fetches:
 
     def _give(self, client: Client, step: int, answer: m.Fetched, segment: native.Segment) -> None:
         def done() -> None:
-            segment.close()
             self._steps.remove(step)
+            self._reader.submit(segment.close)  # giving gigabytes back takes a while
 
         if client.broken:
             done()

@@ -9,6 +9,8 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 import zerostall
 from zerostall import native
 from zerostall.agent.berth import Berth, Wish
@@ -199,7 +201,6 @@ class Service:
                 run.when_tidy(lambda: client.send(m.Done(id=message.id)))
             case m.Release():
                 client.release_fetched()
-                client.send(m.Done(id=message.id))
             case _:
                 raise AgentError(f"{type(message).__name__} is not for this connection")
 
@@ -220,7 +221,13 @@ class Service:
         self._clients[client] = (run, berth)
         client.name = f"trainer {client.pid}"
         log.info("trainer %d is rank %d of %d at %s", client.pid, hello.rank, hello.world, where)
-        client.send(m.Welcome(id=hello.id, pid=os.getpid(), run_id=run.folder.facts.run, steps=run.steps()))
+        welcome = m.Welcome(id=hello.id, pid=os.getpid(), run_id=run.folder.facts.run, steps=run.steps())
+        tier = berth.current
+        if tier is None:
+            client.send(welcome)
+        else:
+            lent = m.Lent(tier.key, tier.segment.nbytes)
+            client.send(msgspec.structs.replace(welcome, memory=lent), tier.segment.fileno())
 
     def _lease(self, client: Client, run: Run, berth: Berth, request: m.Lease) -> None:
         layout = layouts.decode(request.layout)
@@ -232,7 +239,8 @@ class Service:
             tier = berth.lease(layout, request.slots)
         run.folder.begins_with(layout)
         berth.take_back_grant()
-        answer = m.Leased(id=request.id, nbytes=tier.segment.nbytes, stride=tier.stride, slots=tier.slots.count)
+        lent = m.Lent(tier.key, tier.segment.nbytes)
+        answer = m.Leased(id=request.id, memory=lent, stride=tier.stride, slots=tier.slots.count)
         client.send(answer, tier.segment.fileno())
 
     def _adopt(self, client: Client, run: Run, berth: Berth, request: m.Adopt, fds: list[int]) -> None:

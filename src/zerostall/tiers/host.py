@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,7 @@ class HostTier:
     def __init__(self, layout: Layout, segment: native.Segment, count: int, pool: native.Pool) -> None:
         self.layout = layout
         self.segment = segment
+        self.key = secrets.randbits(63)  # tells this memory from any other, also across agents
         self.stride = stride_of(layout)
         if segment.nbytes < self.stride * count:
             raise FormatError(f"a segment of {segment.nbytes} bytes cannot hold {count} slots of {self.stride}")

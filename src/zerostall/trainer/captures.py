@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
     from zerostall.config import WhenBusy
     from zerostall.trainer.link import Link
+    from zerostall.trainer.mappings import Mappings
     from zerostall.trainer.options import Options
 
 _BUSY_SECONDS = 600.0
@@ -52,6 +52,7 @@ class Captures:
         state: State,
         options: Options,
         link: Link,
+        mappings: Mappings,
         shelf: Shelf,
         condition: threading.Condition,
         settle: Callable[[], None],
@@ -61,6 +62,7 @@ class Captures:
         self._state = state
         self._options = options
         self._link = link
+        self._mappings = mappings
         self._shelf = shelf
         self._condition = condition
         self._settle = settle
@@ -131,14 +133,14 @@ class Captures:
         encoded = layouts.encode(layout)
         answer, fds = self._link.ask(lambda id: m.Lease(id=id, layout=encoded, slots=self._options.slots))
         assert isinstance(answer, m.Leased)
-        segment = native.Segment.attach(fds[0], answer.nbytes)
-        os.close(fds[0])
+        segment = self._mappings.get(answer.memory.key, fds[0], answer.memory.nbytes)
         segment.touch(self._options.copy_threads)
         self._shelf.install(
             Memory(layout=layout, layout_bytes=encoded, segment=segment, stride=answer.stride, slots=answer.slots)
         )
+        self._mappings.keep_only(answer.memory.key)
         seconds = time.perf_counter() - start
-        log.info("%d slots, %d bytes of shared memory, ready in %.3f s", answer.slots, answer.nbytes, seconds)
+        log.info("%d slots, %d bytes of shared memory, ready in %.3f s", answer.slots, segment.nbytes, seconds)
         with self._condition:
             self._condition.wait_for(self._shelf.ready, timeout=_GRANT_SECONDS)
 

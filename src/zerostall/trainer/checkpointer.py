@@ -22,6 +22,7 @@ from zerostall.trainer.flight import Flight
 from zerostall.trainer.guard import Guard
 from zerostall.trainer.ledger import Ledger
 from zerostall.trainer.link import Link
+from zerostall.trainer.mappings import Mappings
 from zerostall.trainer.memory import Shelf
 from zerostall.trainer.options import Options
 from zerostall.trainer.saving import Saving
@@ -109,11 +110,15 @@ class Checkpointer:
         )
         self._link = Link(runtime_dir(), hello, _Ear(self))
         self._ledger.found(self._link.welcome.steps)
+        self._mappings = Mappings(self._options.copy_threads)
+        if (lent := self._link.welcome.memory) is not None:
+            self._mappings.offer(lent.key, self._link.welcome_fd, lent.nbytes)
         self._sealer = Sealer(self._shelf, self._link, self._dirty)
         self._captures = Captures(
             self._state,
             self._options,
             self._link,
+            self._mappings,
             self._shelf,
             self._condition,
             self._settle,
@@ -232,7 +237,7 @@ class Checkpointer:
         self._require_open()
         self._settle()
         request = restoring.Request(step, required, only, rename, strict, prefixes)
-        outcome = restoring.restore(self._link, self._captures.pool, self._state, request, self._where)
+        outcome = restoring.restore(self._link, self._mappings, self._captures.pool, self._state, request, self._where)
         self.stats.restored_from = outcome.tier
         self._ledger.resume(outcome.step, outcome.seen)
         return outcome.step or 0
@@ -276,7 +281,8 @@ class Checkpointer:
         self._sealer.close()
         self._link.close()
         self._captures.close()
-        self._shelf.close()
+        self._shelf.forget()
+        self._mappings.keep_only(None)
 
     # --------------------------------------------------------------------------------------------------- within
 

@@ -75,7 +75,7 @@ class Link:
         self._closed = False
         _links.add(self)
         self._up = threading.Event()
-        self._channel, self.welcome = self._greet()
+        self._channel, self.welcome, self.welcome_fd = self._greet()
         self._up.set()
         self._thread = threading.Thread(target=self._listen, name="zerostall link", daemon=True)
         self._thread.start()
@@ -145,7 +145,7 @@ class Link:
 
     # ---------------------------------------------------------------------------------------------- the thread
 
-    def _greet(self) -> tuple[Channel[m.FromAgent], m.Welcome]:
+    def _greet(self) -> tuple[Channel[m.FromAgent], m.Welcome, int]:
         """Connect and say hello. Only while nobody else uses the channel.
 
         An agent that is just leaving may take a connection and drop it: then there is another to be had.
@@ -153,9 +153,9 @@ class Link:
         for attempt in range(_GREETINGS):
             channel = connect_or_start(self._folder)
             try:
-                welcome = _exchange(channel, self._hello)
+                welcome, fds = _exchange(channel, self._hello)
                 assert isinstance(welcome, m.Welcome)
-                return channel, welcome
+                return channel, welcome, fds[0] if fds else -1
             except ClosedError:
                 channel.close()
                 if attempt == _GREETINGS - 1:
@@ -200,7 +200,8 @@ class Link:
         failures = 0
         while not self._closed:
             try:
-                channel, self.welcome = self._greet()
+                channel, self.welcome, fd = self._greet()
+                drop([fd])  # what memory there is, this process has mapped already
                 self._hand_over(channel)
             except (ZerostallError, OSError) as problem:
                 failures += 1
@@ -236,7 +237,7 @@ class Link:
                 future.set_exception(AgentError(why))
 
 
-def _exchange(channel: Channel[m.FromAgent], request: m.Message, *fds: int) -> m.FromAgent:
+def _exchange(channel: Channel[m.FromAgent], request: m.Message, *fds: int) -> Answer:
     """Send a request and wait for its answer on a channel that nobody else reads.
 
     Events that come before the answer are dropped: they are of a time before the hello.
@@ -245,9 +246,9 @@ def _exchange(channel: Channel[m.FromAgent], request: m.Message, *fds: int) -> m
     wanted = getattr(request, "id")  # noqa: B009 - every request has one; the base class does not
     while True:
         for message, received in channel.receive():
-            drop(received)
             if getattr(message, "id", None) != wanted:
+                drop(received)
                 continue
             if isinstance(message, m.Refused):
                 raise message.error()
-            return message
+            return message, received

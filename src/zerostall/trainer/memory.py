@@ -43,7 +43,6 @@ class Shelf:
         self._condition = condition
         self._images: dict[int, bytes] = {}
         self._early_grant: int | None = None
-        self._old: Memory | None = None
         self.memory: Memory | None = None
 
     def install(self, memory: Memory) -> None:
@@ -51,18 +50,14 @@ class Shelf:
         with self._condition:
             memory.granted = self._early_grant
             self._early_grant = None
-            old, self.memory = self._old, memory
-            self._old = None
+            self.memory = memory
             self._images = {}
             self._condition.notify_all()
-        if old is not None:
-            old.segment.close()
 
     def leased(self) -> None:
         """The agent has answered a lease: grants heard from now on are for the new memory, not installed yet."""
         with self._condition:
-            if self.memory is not None:
-                self._old, self.memory = self.memory, None
+            self.memory = None
             self._early_grant = None
 
     def grant(self, slot: int) -> None:
@@ -93,17 +88,10 @@ class Shelf:
         return self.memory is not None and self.memory.granted is not None
 
     def forget(self) -> None:
-        """The memory counts no longer; it stays mapped until other memory is installed, for a capture may go on."""
+        """The memory counts no longer. It stays mapped, for a capture may go on."""
         with self._condition:
-            if self.memory is not None:
-                self._old, self.memory = self.memory, None
+            self.memory = None
             self._condition.notify_all()
-
-    def close(self) -> None:
-        with self._condition:
-            memory, self.memory = self.memory, None
-        if memory is not None:
-            memory.segment.close()
 
     def sealed(self, slot: int, record: bytes) -> None:
         with self._condition:

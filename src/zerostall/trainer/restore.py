@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,7 +18,6 @@ from zerostall.errors import (
     MismatchError,
     SnapshotNotFoundError,
     VersionError,
-    ZerostallError,
 )
 from zerostall.telemetry import log
 from zerostall.tiers.contract import Stored
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from zerostall.trainer.link import Link
+    from zerostall.trainer.mappings import Mappings
     from zerostall.trainer.state import State
 
 
@@ -65,7 +64,7 @@ class Mapped:
     verified: bool
 
 
-def restore(link: Link, pool: native.Pool, state: State, request: Request, where: Path) -> Outcome:
+def restore(link: Link, mappings: Mappings, pool: native.Pool, state: State, request: Request, where: Path) -> Outcome:
     """Restore the newest clean copy that `request` allows; raises as `Checkpointer.restore` says."""
     found, _ = link.ask(m.Find)
     assert isinstance(found, m.Found)
@@ -78,8 +77,7 @@ def restore(link: Link, pool: native.Pool, state: State, request: Request, where
     for copy in choice.ordered:
         label = f"step {copy.step} in {copy.tier}"
         try:
-            with _mapped(link, copy) as mapped:
-                _verify(pool, mapped, label)
+            with _mapped(link, mappings, copy) as mapped:
                 _put_back(pool, state, request, mapped, label)
                 return Outcome(copy.step, seen, copy.tier)
         except (MismatchError, VersionError):
@@ -104,34 +102,27 @@ def _nothing(request: Request, where: Path, damaged: Mapping[str, str], seen: fr
 
 
 @contextlib.contextmanager
-def _mapped(link: Link, copy: Copy) -> Iterator[Mapped]:
+def _mapped(link: Link, mappings: Mappings, copy: Copy) -> Iterator[Mapped]:
     """The image in memory, for as long as the block lasts."""
     answer, fds = link.ask(lambda id: m.Fetch(id=id, step=copy.step, tier=copy.tier))
     assert isinstance(answer, m.Fetched)
+    lent = answer.memory
     try:
-        layout = layouts.decode(answer.layout)
-        record = manifests.decode_record(answer.record)
-        segment = native.Segment.attach(fds[0], answer.nbytes)
-        try:
-            if answer.offset + layout.nbytes > segment.nbytes or layout.digest != record.layout:
-                raise CorruptError("the image does not fit the memory it came in")
-            yield Mapped(Stored(layout, record), segment, segment.address + answer.offset, answer.verified)
-        finally:
-            segment.close()
+        if answer.passing:
+            with mappings.passing(fds[0], lent.nbytes) as segment:
+                yield _checked(answer, segment)
+        else:
+            yield _checked(answer, mappings.get(lent.key, fds[0], lent.nbytes))
     finally:
-        os.close(fds[0])
-        with contextlib.suppress(ZerostallError):
-            link.ask(m.Release)
+        link.tell(m.Release(), timeout=1.0)
 
 
-def _verify(pool: native.Pool, mapped: Mapped, label: str) -> None:
-    if mapped.verified:
-        return
-    record = mapped.stored.record
-    check = native.Verify(pool, mapped.address, record.nbytes, record.chunk_bytes, record.checksums)
-    check.wait(None)
-    if check.bad:
-        raise CorruptError(f"{label}: chunk {check.bad[0]} of {len(record.checksums)} fails its checksum")
+def _checked(answer: m.Fetched, segment: native.Segment) -> Mapped:
+    layout = layouts.decode(answer.layout)
+    record = manifests.decode_record(answer.record)
+    if answer.offset + layout.nbytes > segment.nbytes or layout.digest != record.layout:
+        raise CorruptError("the image does not fit the memory it came in")
+    return Mapped(Stored(layout, record), segment, segment.address + answer.offset, answer.verified)
 
 
 def _put_back(pool: native.Pool, state: State, request: Request, mapped: Mapped, label: str) -> None:
@@ -140,9 +131,19 @@ def _put_back(pool: native.Pool, state: State, request: Request, mapped: Mapped,
     targets = state.targets(
         stored, only=request.only, rename=request.rename, strict=request.strict, prefixes=request.prefixes
     )
+    record = stored.record
+    if targets.views and not mapped.verified:
+        # Aliases that are apart in the target are read from all over the image: it is checked whole, first.
+        check = native.Verify(pool, mapped.address, record.nbytes, record.chunk_bytes, record.checksums)
+        check.wait(None)
+        if check.bad:
+            raise CorruptError(f"{label}: chunk {check.bad[0]} of {len(record.checksums)} fails its checksum")
     if targets.entries:
         tensors = native.Tensors(targets.tensors, [False] * len(targets.tensors))
         tensors.refresh()
-        native.Scatter(pool, plan_of(stored.layout), tensors, mapped.address, targets.entries).wait(None)
+        checksums = None if mapped.verified else record.checksums
+        native.Scatter(
+            pool, plan_of(stored.layout), tensors, mapped.address, targets.entries, checksums=checksums
+        ).wait(None)
     report = state.accept(targets, mapped.segment.view(mapped.address - mapped.segment.address, stored.layout.nbytes))
     log.info("restored %s in %.3f s: %s", label, time.perf_counter() - start, report)

@@ -3,8 +3,8 @@
 A request carries an `id` and is answered by a message with the same id (or by `Refused`). The others are events and
 are not answered. File descriptors travel beside a message (see `channel`).
 
-    trainer → agent   Hello  Lease  Adopt  Find  Fetch  Release  Tidy  Status  Stop    (requests)
-                      Sealed  Discarded  Revoked  Promise                              (events)
+    trainer → agent   Hello  Lease  Adopt  Find  Fetch  Tidy  Status  Stop             (requests)
+                      Sealed  Discarded  Revoked  Promise  Release                     (events)
     agent → trainer   Welcome  Leased  Found  Fetched  Done  Report  Refused           (answers)
                       Granted  Reached  Failed  Replaced                               (events)
 """
@@ -134,8 +134,6 @@ class Fetch(Message, frozen=True):
 class Release(Message, frozen=True):
     """The trainer has read what it fetched."""
 
-    id: int
-
 
 class Tidy(Message, frozen=True):
     """Answer when what is under way is on disk and retention has done its work."""
@@ -159,20 +157,32 @@ class Stop(Message, frozen=True):
 # ---------------------------------------------------------------------------------------------- agent → trainer
 
 
+class Lent(msgspec.Struct, frozen=True):
+    """A segment, whose file descriptor comes beside the message: a key that no other segment has, and its bytes."""
+
+    key: int
+    nbytes: int
+
+
 class Welcome(Message, frozen=True):
-    """The agent knows the run: its id, and the steps that are there already (host memory and disk)."""
+    """The agent knows the run: its id, and the steps that are there already (host memory and disk).
+
+    Attributes:
+        memory: what this rank's trainer before was lent and the agent still holds.
+    """
 
     id: int
     pid: int
     run_id: str
     steps: tuple[int, ...]
+    memory: Lent | None = None
 
 
 class Leased(Message, frozen=True):
     """Memory for the trainer; the segment's file descriptor comes beside it."""
 
     id: int
-    nbytes: int
+    memory: Lent
     stride: int
     slots: int
 
@@ -192,15 +202,17 @@ class Found(Message, frozen=True):
 
 
 class Fetched(Message, frozen=True):
-    """The image lies at `offset` of the segment whose file descriptor comes beside this message.
+    """The image lies at `offset` of a segment.
 
     Attributes:
+        passing: the segment goes when it is released; otherwise it is this rank's memory.
         verified: its bytes were checked against the record while they were read.
     """
 
     id: int
-    nbytes: int
+    memory: Lent
     offset: int
+    passing: bool
     layout: bytes
     record: bytes
     verified: bool
