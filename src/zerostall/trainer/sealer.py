@@ -13,7 +13,7 @@ from zerostall.core import checksum
 from zerostall.core import manifest as manifests
 from zerostall.core.layout import CHUNK
 from zerostall.core.manifest import Record
-from zerostall.errors import StateError, TornError, ZerostallError
+from zerostall.errors import AgentError, StateError, TornError, ZerostallError
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from zerostall.trainer.memory import Shelf
 
 _NAMED = 5
+_TOLD_SECONDS = 120.0
 
 
 class Sealer:
@@ -55,15 +56,22 @@ class Sealer:
 
     def revoke(self, flight: Flight) -> None:
         """A sealed image turned out to be torn: nobody may restore it."""
-        flight.landed.wait()
+        flight.landed.wait(_TOLD_SECONDS)
         error = _torn(flight.step, flight.late)
         self._dirty(flight, error)
         self._link.tell(m.Revoked(step=flight.step, reason=str(error.args[0])), timeout=10.0)
 
-    def settle(self) -> None:
-        """Wait until the agent has been told of every flight."""
-        if self._last is not None:
-            self._last.wait()
+    def settle(self, timeout: float = _TOLD_SECONDS) -> None:
+        """Wait until the agent has been told of every flight.
+
+        Raises:
+            AgentError: there has been no agent to tell for `timeout` seconds.
+        """
+        if self._last is not None and not self._last.wait(timeout):
+            raise AgentError(
+                f"for {timeout:.0f} s there has been no agent to hand the last snapshot to",
+                hint="see why none starts: `zerostall agent start`",
+            )
 
     def close(self) -> None:
         self._closing = True
