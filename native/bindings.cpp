@@ -209,8 +209,25 @@ void bind_work(nb::module_& m) {
           "Indexes of the pieces in a chunk.");
 }
 
+// A model may well hold, by some way, the checkpointer that watches its modules: Python must see through.
+int traverse_watch(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  return nb::inst_ready(self) ? nb::inst_ptr<zs::Watch>(self)->traverse(visit, arg) : 0;
+}
+
+int clear_watch(PyObject* self) {
+  if (nb::inst_ready(self)) nb::inst_ptr<zs::Watch>(self)->drop();
+  return 0;
+}
+
+PyType_Slot watch_slots[] = {
+    {Py_tp_traverse, reinterpret_cast<void*>(traverse_watch)},
+    {Py_tp_clear, reinterpret_cast<void*>(clear_watch)},
+    {0, nullptr},
+};
+
 void bind_tensors(nb::module_& m) {
-  nb::class_<zs::Watch>(m, "Watch",
+  nb::class_<zs::Watch>(m, "Watch", nb::type_slots(watch_slots),
                         "The items of some dicts and lists, held, to tell whether they are still the same.")
       .def(
           "__init__",

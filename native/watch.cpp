@@ -2,6 +2,8 @@
 
 #include <Python.h>
 
+#include <utility>
+
 #include "error.hpp"
 
 namespace zs {
@@ -77,11 +79,22 @@ void Watch::hold(PyObject* item) {
   Py_INCREF(item);
 }
 
+int Watch::traverse(int (*visit)(PyObject*, void*), void* argument) const {
+  for (PyObject* item : items_)
+    if (const int stop = visit(item, argument)) return stop;
+  for (const Container& container : containers_)
+    if (const int stop = visit(container.object, argument)) return stop;
+  return 0;
+}
+
 void Watch::drop() noexcept {
-  for (PyObject* item : items_) Py_DECREF(item);
-  for (const Container& container : containers_) Py_DECREF(container.object);
+  // Letting go may run any code, this watch's own methods too: it must be empty by then.
+  const std::vector<PyObject*> items = std::move(items_);
+  const std::vector<Container> containers = std::move(containers_);
   items_.clear();
   containers_.clear();
+  for (PyObject* item : items) Py_DECREF(item);
+  for (const Container& container : containers) Py_DECREF(container.object);
 }
 
 }  // namespace zs

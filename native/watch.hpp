@@ -19,6 +19,11 @@ class Watch {
 
   bool same() const;
 
+  // For Python's collector of cycles: every object held, until `visit` returns other than 0; and letting go
+  // of all.
+  int traverse(int (*visit)(_object*, void*), void* argument) const;
+  void drop() noexcept;
+
  private:
   struct Container {
     _object* object;
@@ -27,7 +32,6 @@ class Watch {
   };
 
   void hold(_object* item);
-  void drop() noexcept;
 
   std::vector<Container> containers_;
   std::vector<_object*> items_;  // of a dict: key, value, key, value

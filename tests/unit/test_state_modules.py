@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import logging
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -353,3 +355,13 @@ def test_lora_and_a_filter() -> None:
     restore(whole, options={"only": "m.lora.*"}, m=other)
     with pytest.raises(ValueError, match="no name"):
         restore(whole, options={"only": "m.no_such.*"}, m=other)
+
+
+def test_a_model_that_holds_what_surveys_it_can_be_collected() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    state = State({"m": model}, rng=False)
+    model[0].survey = state.survey()
+    gone = weakref.ref(model[0])
+    del model, state
+    gc.collect()
+    assert gone() is None
