@@ -55,28 +55,29 @@ class HandTrainer:
             if getattr(message, "id", None) is None:
                 self.events.append(message)
             else:
+                if isinstance(message, m.Leased):
+                    self.events.clear()  # what was granted before was of other memory
                 answers.append((message, fds))
         return answers
 
     def lease(self, layout=LAYOUT, slots: int = 3) -> None:
-        self.events.clear()
         leased, fds = self.ask_for_memory(m.Lease(id=2, layout=layouts.encode(layout), slots=slots))
         self.segment = native.Segment.attach(fds[0], leased.memory.nbytes)
         os.close(fds[0])
         self.stride = leased.stride
 
     def hear(self, kind: type[m.Message], **fields: object):
-        """The next event of a kind; earlier ones of other kinds are dropped."""
+        """The first event of that kind; the others stay to be heard."""
         while True:
-            for event in list(self.events):
-                self.events.remove(event)
+            for event in self.events:
                 if isinstance(event, kind) and all(getattr(event, k) == v for k, v in fields.items()):
+                    self.events.remove(event)
                     return event
             self._receive()
 
-    def seal(self, step: int, layout=LAYOUT, **wish: object) -> HandMade:
+    def seal(self, step: int, layout=LAYOUT, *, seed: int | None = None, **wish: object) -> HandMade:
         slot = self.hear(m.Granted).slot
-        made = HandMade(layout, step)
+        made = HandMade(layout, step, seed=seed)
         assert self.segment is not None
         self.segment.view(slot * self.stride, layout.nbytes)[:] = made.bytes
         run = self.welcome.run_id
@@ -84,11 +85,11 @@ class HandTrainer:
         self.channel.send(m.Sealed(slot=slot, record=record, **wish))
         return made
 
-    def fetch(self, step: int, tier: str, layout=LAYOUT) -> bytes:
+    def fetch(self, step: int, tier: str) -> bytes:
         fetched, fds = self.ask_for_memory(m.Fetch(id=5, step=step, tier=tier))
         segment = native.Segment.attach(fds[0], fetched.memory.nbytes)
         os.close(fds[0])
-        data = bytes(segment.view(fetched.offset, layout.nbytes))
+        data = bytes(segment.view(fetched.offset, layouts.decode(fetched.layout).nbytes))
         segment.close()
         self.channel.send(m.Release())
         return data

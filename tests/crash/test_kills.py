@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from crash.nursery import Child, Nursery
+from crash.script import leftovers
 from hand import wait_until
 from zerostall import native
-from zerostall.core import steps as names
 from zerostall.errors import ZerostallError
 from zerostall.tiers.disk import DiskTier
 from zerostall.wire import messages as m
@@ -178,16 +178,3 @@ def spread(ring: Ring, where: Path, kills: int, options: tuple[str, ...]) -> Non
     assert DiskTier(where, native.Pool("test", 1)).steps()[-1] == last
     assert {tier for _, tier in ring.restored} >= {"host", "disk"}
 
-
-def leftovers(where: Path) -> list[str]:
-    """What is in a run's folder and is no part of a committed step."""
-    odd: list[str] = []
-    for path in where.iterdir():
-        if names.parse_step(path.name) is not None and (path / names.MANIFEST).exists():
-            known = {names.MANIFEST, names.PINNED, names.image_file(0), names.record_file(0)}
-            odd += [f"{path.name}/{inner.name}" for inner in path.iterdir() if inner.name not in known]
-        elif path.name == names.LAYOUTS:
-            odd += [inner.name for inner in path.iterdir() if names.parse_layout(inner.name) is None]
-        elif path.name not in (names.RUN, "run.lock") and names.parse_rewound(path.name) is None:
-            odd.append(path.name)
-    return odd
