@@ -81,7 +81,7 @@ class HandTrainer:
         assert self.segment is not None
         self.segment.view(slot * self.stride, layout.nbytes)[:] = made.bytes
         run = self.welcome.run_id
-        record = manifests.encode_record(record_of(layout, made.bytes, step, run=run))
+        record = manifests.encode_record(record_of(layout, made.bytes, step, run=run, created=made.created))
         self.channel.send(m.Sealed(slot=slot, record=record, **wish))
         return made
 

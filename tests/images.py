@@ -27,11 +27,14 @@ class HandMade:
         noise = random.Random(step if seed is None else seed).randbytes(shape.nbytes - len(shape.header))
         view[:] = shape.header + noise
         self.bytes = bytes(view)
-        self.record = record_of(shape, self.bytes, step, rank=rank, world=world)
+        self.created = 1.0 + (step if seed is None else seed)
+        self.record = record_of(shape, self.bytes, step, rank=rank, world=world, created=self.created)
         self.image = Image(shape, self.record, self.memory.address)
 
 
-def record_of(shape: Layout, data: bytes, step: int, *, rank: int = 0, world: int = 1, run: str = RUN) -> Record:
+def record_of(
+    shape: Layout, data: bytes, step: int, *, rank: int = 0, world: int = 1, run: str = RUN, created: float = 1.0
+) -> Record:
     sums = [native.crc32c(data[start : start + CHUNK]) for start in range(0, len(data), CHUNK)]
     return Record(
         run=run,
@@ -44,7 +47,7 @@ def record_of(shape: Layout, data: bytes, step: int, *, rank: int = 0, world: in
         checksums=sums,
         checksum=checksum.whole(sums, shape.nbytes, CHUNK),
         values=values.encode({"step": step}, "values"),
-        created=1.0,
+        created=created,
     )
 
 
@@ -54,5 +57,6 @@ def manifest_of(*records: Record) -> Manifest:
         run=first.run,
         step=first.step,
         world=first.world,
+        created=first.created,
         ranks=tuple(manifest.facts(record, manifest.encode_record(record)) for record in records),
     )

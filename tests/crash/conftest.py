@@ -48,9 +48,7 @@ def folder(agent_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def start_agent(
-    agents: Nursery, folder: Path, agent_environment: dict[str, str], faulty: Shim
-) -> Iterator[StartAgent]:
+def start_agent(agents: Nursery, folder: Path, agent_environment: dict[str, str], faulty: Shim) -> Iterator[StartAgent]:
     """Starts an agent that obeys `faulty`, and returns it once it listens."""
     mine: list[Child] = []
 

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hand import HandTrainer
 from images import HandMade, make_layout
 from zerostall.core import steps as names
+from zerostall.core.candidates import Past
 from zerostall.wire import messages as m
 
 LAYOUT = make_layout(90_000, 1001)
@@ -34,8 +34,8 @@ class Act:
     step: int
     replace: bool = False
     pin: bool = False
-    aside: tuple[int, ...] = ()
-    stale: tuple[int, ...] = ()
+    aside: tuple[Past, ...] = ()
+    stale: tuple[Past, ...] = ()
     other: bool = False
     seed: int | None = None
 
@@ -44,6 +44,7 @@ class Act:
         return OTHER if self.other else LAYOUT
 
 
+LEFT = (Past(4, 1.0 + 44), Past(5, 1.0 + 5))
 LIFE = (
     Act("first", 1),
     Act("second", 2),
@@ -51,8 +52,8 @@ LIFE = (
     Act("of another layout, and the second goes", 4, other=True),
     Act("replaced", 4, replace=True, seed=44),
     Act("one more", 5),
-    Act("after going back to the third", 4, aside=(4, 5), seed=45),
-    Act("the one after that", 6, stale=(4, 5), seed=46),
+    Act("after going back to the third", 4, aside=LEFT, seed=45),
+    Act("the one after that", 6, stale=LEFT, seed=46),
     Act("and another, so that the set-aside ones go", 7),
 )
 
@@ -82,20 +83,17 @@ class Expected:
         """The save is durable."""
         self.may[act.step] = [content]
         self.there[act.step] = content
-        for step in act.aside:
-            if step != act.step and step > act.step:
-                self.may.pop(step, None)
+        for past in act.aside:
+            if past.step != act.step:
+                self.may.pop(past.step, None)
         if act.pin:
             self.pinned.add(act.step)
 
     def going(self, act: Act) -> set[int]:
         """Steps that are set aside or that retention may take once `act` is durable."""
-        steps = sorted((set(self.there) - set(act.aside)) | {act.step})
-        return (set(self.there) & set(act.aside)) | (set(steps[:-KEEP]) - self.pinned)
-
-    def calm(self, found: Iterable[int]) -> bool:
-        """Has retention done its work?"""
-        return set(found) == set(self.there)
+        left = {past.step for past in act.aside}
+        steps = sorted((set(self.there) - left) | {act.step})
+        return (set(self.there) & left) | (set(steps[:-KEEP]) - self.pinned)
 
     def problem(self, found: Contents) -> str:
         """What is wrong with the clean steps that were found; "" when nothing is."""
@@ -118,6 +116,7 @@ def play(runtime: Path, where: Path, expected: Expected, act: Act) -> None:
     trainer.seal(act.step, act.layout, seed=act.seed, replace=act.replace, pin=act.pin, aside=past)
     trainer.hear(m.Reached, step=act.step, tier="disk")
     expected.announced(act, content)
+    trainer.ask(m.Tidy(id=9))
     trainer.leave()
 
 

@@ -24,7 +24,7 @@ class Exact(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": 0.5})
 
     @torch.no_grad()
-    def step(self, closure=None) -> None:  # noqa: ARG002
+    def step(self, closure=None) -> None:
         for index, parameter in enumerate(self.parameters()):
             state = self.state[parameter]
             state["step"] = state.get("step", 0) + 1
@@ -73,4 +73,6 @@ class Job:
             if state.get("step", 0) != step or (step and not torch.equal(state["moment"], -want)):
                 return f"the optimizer's state of parameter {index} is not that of step {step}"
         seen = self.model.get_buffer("seen")
-        return "" if torch.equal(seen, expected(step, 99, (500,)) if step else seen) else "the buffer is of another step"
+        return (
+            "" if torch.equal(seen, expected(step, 99, (500,)) if step else seen) else "the buffer is of another step"
+        )

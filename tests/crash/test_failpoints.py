@@ -15,7 +15,7 @@ import pytest
 from crash.conftest import StartAgent
 from crash.nursery import Child
 from crash.script import LIFE, RULES, Act, Expected, found_on_disk, leftovers, play
-from hand import HandTrainer, wait_until
+from hand import HandTrainer
 from shim.faults import Call, Faults, Shim, Trace
 from zerostall import native
 from zerostall.tiers.disk import DiskTier
@@ -45,7 +45,7 @@ class Ring:
         self.alive()
         for act in life:
             play(self.runtime, base, expected, act)
-            wait_until(lambda: expected.calm(on_disk(base)) and not leftovers(base))
+            assert on_disk(base) == sorted(expected.there)
         return expected
 
     def watch(self, where: Path, expected: Expected, act: Act) -> list[Call]:
@@ -53,7 +53,7 @@ class Ring:
         self.alive()
         with Trace(self.shim, op=CHANGES, match=f"{where}*") as trace:
             play(self.runtime, where, expected, act)
-            wait_until(lambda: expected.calm(on_disk(where)) and not leftovers(where))
+            assert on_disk(where) == sorted(expected.there) and not leftovers(where)
         return trace.calls
 
     def die(self, where: Path, expected: Expected, act: Act, fault: Faults) -> None:
@@ -78,7 +78,8 @@ class Ring:
         made = trainer.seal(step)
         trainer.hear(m.Reached, step=step, tier="disk")
         assert trainer.fetch(step, "disk") == made.bytes
-        wait_until(lambda: not leftovers(where))
+        trainer.ask(m.Tidy(id=9))
+        assert not leftovers(where)
         trainer.leave()
 
 
@@ -116,7 +117,9 @@ def test_a_kill_at_every_call(ring: Ring, tmp_path: Path, number: int) -> None:
     for nth, call in enumerate(calls, 1):
         for kill in (0, call.result // 2) if call.op == "write" else (0,):
             where, expected = fresh(f"{nth}-{kill}")
-            ring.die(where, expected, act, Faults(ring.shim, op=CHANGES, match=f"{where}*", nth=nth, times=1, kill=kill))
+            ring.die(
+                where, expected, act, Faults(ring.shim, op=CHANGES, match=f"{where}*", nth=nth, times=1, kill=kill)
+            )
             try:
                 ring.check(where, expected)
             except BaseException as error:

@@ -177,4 +177,3 @@ def spread(ring: Ring, where: Path, kills: int, options: tuple[str, ...]) -> Non
     wait_until(lambda: leftovers(where) == [])
     assert DiskTier(where, native.Pool("test", 1)).steps()[-1] == last
     assert {tier for _, tier in ring.restored} >= {"host", "disk"}
-

@@ -1,6 +1,6 @@
 """The trainer that gets killed. Prints what it has reached; what it restores it checks bit for bit.
 
-    python -m crash.trainer WHERE --steps 100        (from tests/, or through crash.nursery)
+python -m crash.trainer WHERE --steps 100        (from tests/, or through crash.nursery)
 """
 
 from __future__ import annotations

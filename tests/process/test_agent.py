@@ -226,7 +226,7 @@ def test_a_new_agent_adopts_memory_with_what_it_holds(folder: Path, where: Path)
             id=3,
             layout=layouts.encode(LAYOUT),
             slots=3,
-            images=(m.Image(slot=0, record=record),),
+            images=(m.Sealed(slot=0, record=record),),
             busy_slot=1,
         ),
         kept.fileno(),

@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from zerostall import native
+from zerostall.core.candidates import Past
 from zerostall.tiers.host import HostTier, stride_of
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from zerostall.agent.client import Client
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import Record
@@ -23,7 +26,7 @@ class Wish:
     promise: bool = False
     replace: bool = False
     pin: bool = False
-    aside: tuple[int, ...] = ()
+    aside: tuple[Past, ...] = ()
 
 
 @dataclass(slots=True)
@@ -81,6 +84,13 @@ class Berth:
     def clean_steps(self) -> list[int]:
         return sorted({step for tier in self.tiers() for step in tier.steps()})
 
+    def clean_copies(self) -> list[m.CopyFacts]:
+        found = {step: tier for tier in reversed(self.tiers()) for step in tier.steps()}
+        return [
+            m.CopyFacts(step=step, tier="host", clean=True, created=tier.record_of(step).created)
+            for step, tier in sorted(found.items())
+        ]
+
     def seal(self, slot: int, record: Record, wish: Wish) -> None:
         assert self.current is not None
         self.current.seal(slot, record)
@@ -117,11 +127,18 @@ class Berth:
         if self.current is not None and (granted := self.current.slots.granted()) and granted.index == slot:
             self.current.slots.discard(slot)
 
-    def forget(self, steps: tuple[int, ...]) -> None:
-        """Drop images of steps that belong to a past which the run has left."""
+    def forget(self, past: Iterable[Past]) -> None:
+        """Drop these very images."""
+        left = set(past)
         for tier in self.tiers():
-            for step in steps:
-                tier.evict(step)
+            for slot in tier.slots.sealed():
+                if Past(slot.step, tier.record_of(slot.step).created) in left:
+                    tier.evict(slot.step)
+
+    def forget_step(self, step: int) -> None:
+        """Drop every image of the step."""
+        for tier in self.tiers():
+            tier.evict(step)
 
     def drop_older(self) -> None:
         """Give back memory of layouts of before, as soon as nobody needs it."""

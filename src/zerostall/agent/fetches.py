@@ -42,9 +42,8 @@ class Fetches:
     def close(self) -> None:
         self._reader.close()
 
-    def find(self, client: Client, request: m.Find, rank: int, host_steps: list[int]) -> None:
+    def find(self, client: Client, request: m.Find, rank: int, host: tuple[m.CopyFacts, ...]) -> None:
         """Answer with the copies of every step, damaged ones with the reason."""
-        host = tuple(m.CopyFacts(step=step, tier="host", clean=True) for step in host_steps)
 
         def look() -> None:
             try:
@@ -131,11 +130,14 @@ class Fetches:
         client.send(refused)
 
     def _look_at(self, step: int, rank: int) -> m.CopyFacts:
+        created = 0.0
         try:
+            created = self._disk.manifest(step).created
             self._disk.open(step, rank)
         except (ZerostallError, OSError) as error:
-            return m.CopyFacts(step=step, tier="disk", clean=False, reason=str(error.args[0] if error.args else error))
-        return m.CopyFacts(step=step, tier="disk", clean=True)
+            why = str(error.args[0] if error.args else error)
+            return m.CopyFacts(step=step, tier="disk", clean=False, created=created, reason=why)
+        return m.CopyFacts(step=step, tier="disk", clean=True, created=created)
 
 
 def _ours(error: ZerostallError | OSError, where: Path) -> ZerostallError:

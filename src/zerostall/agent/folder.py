@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from typing import TYPE_CHECKING
@@ -12,10 +13,11 @@ from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
 from zerostall.core.manifest import RunFacts
-from zerostall.errors import FormatError, RunMismatchError
+from zerostall.errors import FormatError, RunMismatchError, StorageError, VersionError
 from zerostall.flow.folder_lock import FolderLock
+from zerostall.telemetry import log
 from zerostall.tiers.disk import DiskTier
-from zerostall.tiers.files import read_file, storage_errors, write_whole
+from zerostall.tiers.files import make_folder, read_file, storage_errors, write_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,6 +40,7 @@ class RunFolder:
         self.disk = DiskTier(where, pool)
         self.on_disk: set[int] = set()
         self._lock: FolderLock | None = None
+        self._name_lost = False
         self.facts = RunFacts(run=UNREAD, name="", fingerprint=layouts.fingerprint([]))
 
     def taken(self) -> bool:
@@ -58,7 +61,7 @@ class RunFolder:
             return True
         self.let_go()
         with storage_errors(self.where, "the run's folder", 0):
-            self.where.mkdir(parents=True, exist_ok=True)
+            make_folder(self.where)
             self._lock = FolderLock(self.where)
             try:
                 self._read_facts()
@@ -68,6 +71,27 @@ class RunFolder:
                 self.let_go()
                 raise
         return before in (self.facts.run, UNREAD)
+
+    def hold(self) -> None:
+        """Before each write: is the folder still this run's? One that was removed is made anew.
+
+        Raises:
+            StorageError: it cannot be written.
+            RunBusyError: another agent has it by now.
+            RunMismatchError: another run has it by now.
+        """
+        if self._is_there():
+            return
+        with storage_errors(self.where, "the run's folder", 0):
+            with contextlib.suppress(FileNotFoundError, FormatError):
+                other = manifests.decode_run(read_file(self.where / names.RUN))
+                raise RunMismatchError(f"{self.where} has become the folder of another run, {other.run}")
+            make_folder(self.where)
+            if not self._owns_lock():
+                self.let_go()
+                self._lock = FolderLock(self.where)
+            self._write_facts(self.facts)
+        log.warning("%s: run.json was gone or damaged and is written anew", self.where)
 
     def let_go(self) -> None:
         if self._lock is not None:
@@ -82,7 +106,7 @@ class RunFolder:
         """
         if name is None or name == self.facts.name:
             return
-        if not self.facts.name and empty:
+        if not self.facts.name and (empty or self._name_lost):
             self._write_facts(msgspec.structs.replace(self.facts, name=name))
             return
         known = repr(self.facts.name) if self.facts.name else f"without a name, id {self.facts.run}"
@@ -94,7 +118,10 @@ class RunFolder:
     def begins_with(self, layout: Layout) -> None:
         """Note what the run's state looked like at first, for people and for `zerostall doctor`."""
         if self.facts.fingerprint == layouts.fingerprint([]):
-            self._write_facts(msgspec.structs.replace(self.facts, fingerprint=layouts.fingerprint([layout])))
+            try:
+                self._write_facts(msgspec.structs.replace(self.facts, fingerprint=layouts.fingerprint([layout])))
+            except StorageError as error:
+                log.warning("%s", error)
 
     def _is_there(self) -> bool:
         """Is the folder still the one whose facts were read?"""
@@ -105,12 +132,36 @@ class RunFolder:
 
     def _read_facts(self) -> None:
         path = self.where / names.RUN
-        if path.exists():
+        damage: FormatError | None = None
+        try:
             self.facts = manifests.decode_run(read_file(path), source=str(path))
-        else:
-            self._write_facts(
-                RunFacts(run=uuid.uuid4().hex, name="", fingerprint=layouts.fingerprint([]), created=time.time())
+            return
+        except FileNotFoundError:
+            pass
+        except VersionError:
+            raise
+        except FormatError as error:
+            damage = error
+        run = self._run_of_steps()
+        if run is None and damage is not None:
+            raise damage  # nothing here says that it was ever ours
+        if run is not None:
+            log.warning(
+                "%s: %s; it is written anew from what the steps say", self.where, damage or "run.json is missing"
             )
+            self._name_lost = True
+        fresh = RunFacts(run=run or uuid.uuid4().hex, name="", fingerprint=layouts.fingerprint([]), created=time.time())
+        self._write_facts(fresh)
+
+    def _run_of_steps(self) -> str | None:
+        """The run that the newest whole manifest is of."""
+        for step in reversed(self.disk.steps()):
+            with contextlib.suppress(FormatError, OSError):
+                return self.disk.manifest(step).run
+        return None
+
+    def _owns_lock(self) -> bool:
+        return self._lock is not None and self._lock.is_of(self.where)
 
     def _write_facts(self, facts: RunFacts) -> None:
         with storage_errors(self.where, "run.json", 0):

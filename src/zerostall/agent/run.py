@@ -58,6 +58,7 @@ class Run:
         self._pool = pool
         self._post = post
         self._flight: Flight | None = None
+        self._untidy = 0
         self._failures = 0
         self._retry_at = 0.0
         self._given_up: set[int] = set()
@@ -81,7 +82,8 @@ class Run:
         if not self.folder.take():
             log.warning("%s was removed or replaced: what host memory held of it is forgotten", self.where)
             for stale in self.berths.values():
-                stale.forget(tuple(stale.sealed_steps()))
+                for step in stale.sealed_steps():
+                    stale.forget_step(step)
         self.folder.check_name(hello.run, empty=not self.steps())
         self.world = hello.world
         rules = hello.rules
@@ -123,6 +125,9 @@ class Run:
         berth.forget(wish.aside)
         if not adopted:
             self.folder.on_disk.discard(record.step)
+        elif record.step in self.folder.on_disk and (there := self.folder.disk.created(record.step)) != record.created:
+            self.folder.on_disk.discard(record.step)  # that is another one of its number, or damaged
+            wish.replace = wish.replace or not there
         wish.promise = (wish.promise or self.lossless) and record.step not in self.folder.on_disk
         berth.seal(slot, record, wish)
         self._given_up.discard(record.step)
@@ -140,7 +145,7 @@ class Run:
     def revoke(self, berth: Berth, step: int, reason: str) -> None:
         """A sealed step is dirty after all: it goes from every tier."""
         log.warning("%s, rank %d: step %d is dirty after all: %s", self.where, berth.rank, step, reason)
-        berth.forget((step,))
+        berth.forget_step(step)
         self._given_up.add(step)  # where it is being written just now, that ends first and then it goes
         self.folder.on_disk.discard(step)
         self._writer.submit(lambda: self.folder.disk.evict(step))
@@ -197,8 +202,8 @@ class Run:
         )
 
     def busy(self) -> bool:
-        """Is a step on its way to disk, being read, or about to go?"""
-        return self._flight is not None or self.fetches.busy() or self._next_step() is not None
+        """Is a step on its way to disk, being read, about to go, or retention at work?"""
+        return self._flight is not None or self._untidy > 0 or self.fetches.busy() or self._next_step() is not None
 
     def retry_in(self) -> float | None:
         """Seconds until `advance` has something to retry; None when it has not."""
@@ -247,17 +252,22 @@ class Run:
             images=tuple(image.image for _, image in held),
             replace=any(wish.replace for wish in wishes),
             pin=any(wish.pin for wish in wishes),
-            aside=tuple(sorted({step for wish in wishes for step in wish.aside})),
+            aside=tuple(sorted({past for wish in wishes for past in wish.aside})),
         )
         self._flight = Flight(order, held)
+        self._untidy += 1
 
         def write() -> None:
-            outcome = persist(self.folder.disk, order)
+            outcome = persist(self.folder.disk, order, self.folder.hold)
             self._post(lambda: self._landed(outcome))
             if outcome.error is None:
                 prune(self.folder.disk, self.keep, self.fetches.steps() | {order.step})
+            self._post(self._tidied)
 
         self._writer.submit(write)
+
+    def _tidied(self) -> None:
+        self._untidy -= 1
 
     def _landed(self, outcome: Outcome) -> None:
         flight, self._flight = self._flight, None

@@ -194,7 +194,7 @@ class Service:
             case m.Adopt():
                 self._adopt(client, run, berth, message, fds)
             case m.Find():
-                run.fetches.find(client, message, berth.rank, berth.clean_steps())
+                run.fetches.find(client, message, berth.rank, tuple(berth.clean_copies()))
             case m.Fetch():
                 run.fetches.fetch(client, berth, message)
             case m.Tidy():
@@ -251,7 +251,8 @@ class Service:
         tier = berth.adopt(layout, request.slots, native.Segment.attach(fds[0], facts.st_size))
         for image in request.images:
             tier.slots.claim(image.slot)
-            run.seal(berth, image.slot, manifests.decode_record(image.record), Wish(), adopted=True)
+            wish = Wish(image.promise, image.replace, image.pin, image.aside)
+            run.seal(berth, image.slot, manifests.decode_record(image.record), wish, adopted=True)
         if request.busy_slot is not None:
             tier.slots.claim(request.busy_slot)
         client.send(m.Done(id=request.id))

@@ -17,6 +17,16 @@ TIERS = ("frozen", "peer", "host", "replica", "disk", "remote")
 _NEARNESS = {tier: index for index, tier in enumerate(TIERS)}
 
 
+class Past(msgspec.Struct, frozen=True, order=True):
+    """A step that a run has left behind by going back before it.
+
+    This very one, known by when it was `created`, and no other of its number: the run will reach that number again.
+    """
+
+    step: int
+    created: float
+
+
 class Copy(msgspec.Struct, frozen=True):
     """One step in one tier.
 

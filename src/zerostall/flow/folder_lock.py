@@ -35,6 +35,15 @@ class FolderLock:
             # Some network file systems have no locks: one writer is then the user's promise.
             say_once(f"lock:{where}", "%s: this file system has no locks (%s); keep to one job a folder", where, error)
 
+    def is_of(self, where: Path) -> bool:
+        """Is it still the lock that others would find there?"""
+        try:
+            there = (where / LOCK).stat()
+        except OSError:
+            return False
+        mine = os.fstat(self._fd)
+        return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)

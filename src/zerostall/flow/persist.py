@@ -12,6 +12,9 @@ from zerostall.errors import CorruptError, FormatError, StorageError, ZerostallE
 from zerostall.telemetry import log
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zerostall.core.candidates import Past
     from zerostall.core.manifest import Manifest
     from zerostall.tiers.contract import Image
     from zerostall.tiers.disk import DiskTier
@@ -30,7 +33,7 @@ class Order:
     images: tuple[Image, ...]
     replace: bool = False
     pin: bool = False
-    aside: tuple[int, ...] = ()
+    aside: tuple[Past, ...] = ()
 
     @property
     def step(self) -> int:
@@ -46,28 +49,37 @@ class Outcome:
     error: ZerostallError | None = None
 
 
-def persist(disk: DiskTier, order: Order) -> Outcome:
-    """Write a step durably and commit it. Every failure is in the outcome, none is raised."""
+def persist(disk: DiskTier, order: Order, hold: Callable[[], None] = lambda: None) -> Outcome:
+    """Write a step durably and commit it, once `hold` has made sure of the folder.
+
+    Every failure is in the outcome, none is raised.
+    """
     start = time.monotonic()
     try:
+        hold()
         aside = disk.set_aside(order.aside)
         if aside:
             log.warning("%s: training went back before steps %s: they are set aside", disk.where, aside)
         for image in order.images:
             disk.put(image)
-        disk.commit(order.manifest, replace=order.replace)
-        if order.pin:
-            disk.pin(order.step)
-    except ZerostallError as error:
-        return Outcome(order.step, time.monotonic() - start, error)
-    except OSError as error:
-        wrapped = StorageError(f"cannot write step {order.step} to {disk.where}: {error}", errno=error.errno)
-        return Outcome(order.step, time.monotonic() - start, wrapped)
+        disk.commit(order.manifest, replace=order.replace, pin=order.pin)
+    except Exception as error:  # noqa: BLE001 - the images must be let go, and the trainer must hear
+        disk.abandon(order.step)
+        return Outcome(order.step, time.monotonic() - start, _ours(error, order, disk))
     return Outcome(order.step, time.monotonic() - start)
 
 
+def _ours(error: Exception, order: Order, disk: DiskTier) -> ZerostallError:
+    if isinstance(error, ZerostallError):
+        return error
+    if not isinstance(error, OSError):
+        log.exception("%s: step %d could not be written", disk.where, order.step)
+    number = error.errno if isinstance(error, OSError) else None
+    return StorageError(f"cannot write step {order.step} to {disk.where}: {error}", errno=number)
+
+
 def prune(disk: DiskTier, keep: Keep, protected: frozenset[int]) -> tuple[int, ...]:
-    """Evict what retention does not keep; never raises. Returns the evicted steps."""
+    """Evict what retention does not keep and what could not be removed before; never raises. Returns the evicted."""
     evicted: tuple[int, ...] = ()
     try:
         facts = [_facts(disk, step) for step in disk.steps()]
@@ -80,6 +92,7 @@ def prune(disk: DiskTier, keep: Keep, protected: frozenset[int]) -> tuple[int, .
             log.info("%s: step %d goes: %s", disk.where, step, decision.reasons.get(step, ""))
             disk.evict(step)
         evicted = decision.evict
+        disk.remove_again()
     except (OSError, ZerostallError) as error:
         log.warning("%s: old steps could not all be removed: %s", disk.where, error)
     return evicted

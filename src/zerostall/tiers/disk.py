@@ -17,10 +17,12 @@ from zerostall import native
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
+from zerostall.core.candidates import Past
 from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, StepExistsError
 from zerostall.telemetry import log, say_once
 from zerostall.tiers.contract import Image, Stored
 from zerostall.tiers.files import (
+    discard,
     fsync_folder,
     opened,
     read_file,
@@ -53,6 +55,8 @@ class DiskTier:
         self._direct = direct
         self._layouts: dict[str, Layout] = {}
         self._staging: dict[int, Path] = {}
+        self._drafts: set[int] = set()
+        self._left: set[Path] = set()
 
     # -------------------------------------------------------------------------------------------------- verbs
 
@@ -66,24 +70,41 @@ class DiskTier:
             write_file(folder / names.record_file(image.record.rank), manifests.encode_record(image.record))
             fsync_folder(folder)
 
-    def commit(self, manifest: Manifest, *, replace: bool = False) -> None:
+    def commit(self, manifest: Manifest, *, replace: bool = False, pin: bool = False) -> None:
+        """See `contract.Tier`; `pin` marks the step so that retention never evicts it.
+
+        A step that a try before this one committed, and could not say so, may be replaced.
+        """
         final = self._folder(manifest.step)
         folder = self._staging.get(manifest.step, final)
         if not folder.is_dir():
             raise FormatError(f"step {manifest.step} has no images to commit in {self.where}")
-        if folder != final and not replace:
+        if folder != final and not replace and self.created(manifest.step) != manifest.created:
             raise StepExistsError(
                 f"step {manifest.step} is committed in {self.where} already", hint="save with if_exists='replace'"
             )
         with storage_errors(folder, f"step {manifest.step}", 0):
+            if pin:
+                write_file(folder / names.PINNED, b"")
             write_whole(folder / names.MANIFEST, manifests.encode_manifest(manifest))
             if folder != final:
                 self._swap(folder, final)
             fsync_folder(self.where)
+        self._drafts.discard(manifest.step)
         self._staging.pop(manifest.step, None)
 
+    def abandon(self, step: int) -> None:
+        """Undo what was `put` of a step and not committed: a full disk gets its room back. Never raises."""
+        final = self._folder(step)
+        staged = self._staging.pop(step, None)
+        if staged is not None:
+            self._remove(staged)
+        elif step in self._drafts and not _committed(final):
+            self._remove(final)
+        self._drafts.discard(step)
+
     def steps(self) -> list[int]:
-        return sorted(step for step, folder in self._step_folders() if (folder / names.MANIFEST).exists())
+        return sorted(step for step, folder in self._step_folders() if _committed(folder))
 
     def manifest(self, step: int) -> Manifest:
         data = self._read(step, names.MANIFEST)
@@ -131,10 +152,8 @@ class DiskTier:
     def evict(self, step: int) -> None:
         """A failure is logged, never raised: what is left over is invisible and goes with the next start."""
         folder = self._folder(step)
-        with contextlib.suppress(FileNotFoundError):
-            (folder / names.MANIFEST).unlink()
-            fsync_folder(folder)
-        remove_tree(folder)
+        if discard(folder / names.MANIFEST):
+            self._remove(folder)
 
     # -------------------------------------------------------------------------------------- beyond the contract
 
@@ -161,17 +180,31 @@ class DiskTier:
             write_file(marker, b"")
         else:
             marker.unlink(missing_ok=True)
+        fsync_folder(marker.parent)
 
     def pinned(self, step: int, *, rewound: bool = False) -> bool:
         folder = self.where / names.rewound_folder(step) if rewound else self._folder(step)
         return (folder / names.PINNED).exists()
 
-    def set_aside(self, steps: Iterable[int]) -> list[int]:
-        """Rename committed steps so that they count no longer: the run has left the past they belong to."""
-        aside = sorted(set(self.steps()).intersection(steps))
+    def created(self, step: int) -> float:
+        """When the committed step was saved, by which it is told from others of its number; 0.0 if it cannot say."""
+        try:
+            return self.manifest(step).created
+        except (FormatError, OSError):
+            return 0.0
+
+    def set_aside(self, past: Iterable[Past]) -> list[int]:
+        """Rename these very steps so that they count no longer: the run has left the past they belong to."""
+        known = set(past)
+        numbers = {one.step for one in known}
+        aside = [step for step in self.steps() if step in numbers and Past(step, self.created(step)) in known]
         for step in aside:
             target = self.where / names.rewound_folder(step)
-            remove_tree(target)
+            if discard(target / names.MANIFEST) and not self._remove(target):
+                out_of_the_way = self._aside_of(step)
+                target.rename(out_of_the_way)
+                self._left.add(out_of_the_way)
+            self._left.discard(target)
             self._folder(step).rename(target)
         if aside:
             fsync_folder(self.where)
@@ -183,7 +216,7 @@ class DiskTier:
         return sorted(step for step in found if step is not None)
 
     def forget_rewound(self, step: int) -> None:
-        remove_tree(self.where / names.rewound_folder(step))
+        self._remove(self.where / names.rewound_folder(step))
 
     def clear_leftovers(self) -> list[str]:
         """Remove what dead writers left: staging folders and steps without a manifest. Only for the lock's holder."""
@@ -191,9 +224,9 @@ class DiskTier:
         cleared = []
         for entry in self._entries():
             folder = Path(entry.path)
-            unfinished = names.parse_step(entry.name) is not None and not (folder / names.MANIFEST).exists()
+            unfinished = names.parse_step(entry.name) is not None and not _committed(folder)
             if unfinished or names.parse_staging(entry.name) is not None:
-                remove_tree(folder)
+                self._remove(folder)
                 cleared.append(entry.name)
         for folder in (self.where, self.where / names.LAYOUTS):
             with contextlib.suppress(FileNotFoundError):
@@ -204,17 +237,36 @@ class DiskTier:
             log.info("%s: removed what unfinished saves had left: %s", self.where, ", ".join(sorted(cleared)))
         return cleared
 
+    def remove_again(self) -> None:
+        """Try once more to remove what could not be removed before."""
+        for folder in list(self._left):
+            self._remove(folder)
+
     # ------------------------------------------------------------------------------------------------ internals
 
     def _folder(self, step: int) -> Path:
         return self.where / names.step_folder(step)
 
+    def _remove(self, folder: Path) -> bool:
+        """Remove a folder now, or as soon as it can be; False when it is left for then."""
+        gone = remove_tree(folder)
+        (self._left.discard if gone else self._left.add)(folder)
+        return gone
+
+    def _aside_of(self, step: int) -> Path:
+        """A folder of a name of its own, beside the step's."""
+        return self.where / names.staging_folder(step, secrets.token_hex(4))
+
     def _draft_folder(self, step: int) -> Path:
         """Where the images of a step are written: its own folder, or beside it while a committed one is there."""
         final = self._folder(step)
         folder = self._staging.get(step)
-        if folder is None and (final / names.MANIFEST).exists():
-            folder = self._staging[step] = self.where / names.staging_folder(step, secrets.token_hex(4))
+        if folder is None and _committed(final):
+            folder = self._staging[step] = self._aside_of(step)
+        elif folder is None and step not in self._drafts and final.exists():
+            self._remove(final)
+            self._left.discard(final)  # of an earlier life: nothing of it may get into this one
+        self._drafts.add(step)
         folder = folder or final
         with storage_errors(folder, f"step {step}", 0):
             folder.mkdir(parents=True, exist_ok=True)
@@ -222,11 +274,11 @@ class DiskTier:
 
     def _swap(self, folder: Path, final: Path) -> None:
         """The new folder takes the old one's place. In between the step is absent, never mixed."""
-        old = self.where / names.staging_folder(names.parse_step(final.name) or 0, secrets.token_hex(4))
+        old = self._aside_of(names.parse_step(final.name) or 0)
         final.rename(old)
         folder.rename(final)
         fsync_folder(self.where)
-        remove_tree(old)
+        self._remove(old)
 
     def _bring_back_swapped(self) -> None:
         """A writer that died between the two renames of `_swap` left a step's old and new folder, both staged."""
@@ -301,3 +353,14 @@ class DiskTier:
     def _step_folders(self) -> list[tuple[int, Path]]:
         found = ((names.parse_step(entry.name), Path(entry.path)) for entry in self._entries())
         return [(step, path) for step, path in found if step is not None]
+
+
+def _committed(folder: Path) -> bool:
+    """Is a manifest there? One that cannot be looked at counts: it is for its reader to say what is wrong with it."""
+    try:
+        (folder / names.MANIFEST).lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True

@@ -8,6 +8,8 @@ import os
 import secrets
 import shutil
 import stat
+import sys
+import time
 from typing import TYPE_CHECKING
 
 from zerostall.core import steps as names
@@ -15,10 +17,11 @@ from zerostall.errors import FormatError, StorageError
 from zerostall.telemetry import log, say_once
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 _MAX_JSON = 1 << 30  # a record or layout over this is not ours
-_RETRIED = (errno.ESTALE, errno.EBUSY, errno.ENOTEMPTY)
+_RETRIED = (errno.ESTALE, errno.EBUSY, errno.ENOTEMPTY, errno.EEXIST)
 
 
 @contextlib.contextmanager
@@ -50,6 +53,8 @@ def free_bytes(path: Path) -> int:
     while not path.exists() and path != path.parent:
         path = path.parent
     facts = os.statvfs(path)
+    if facts.f_blocks == 0:
+        return sys.maxsize  # some network file systems do not say
     return facts.f_bavail * facts.f_frsize
 
 
@@ -76,6 +81,8 @@ def opened(path: Path):
     except FileNotFoundError:
         raise
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise FormatError(f"{path} is a link, and links are not followed") from error
         raise StorageError(f"cannot read {path}: {error.strerror}", errno=error.errno) from error
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -100,9 +107,41 @@ def write_file(path: Path, data: bytes) -> None:
 def write_whole(path: Path, data: bytes) -> None:
     """Write a small file so that it is there whole or not at all, and durable."""
     partial = path.with_name(names.partial_file(path.name, secrets.token_hex(4)))
-    write_file(partial, data)
-    partial.rename(path)
+    try:
+        write_file(partial, data)
+        partial.rename(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
     fsync_folder(path.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and what is missing above it, all of it durable."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(exist_ok=True)
+        try:
+            fsync_folder(path.parent)
+        except PermissionError as error:  # one may create in a folder that one may not open
+            say_once(f"fsync:{path.parent}", "%s: cannot be made durable: %s", path, error.strerror)
+
+
+def discard(path: Path) -> bool:
+    """Remove a file whose absence must be durable; False, and a line in the log, when it cannot be removed."""
+    try:
+        _retried(path.unlink)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError as error:
+        log.warning("%s: could not be removed and is left: %s", path, error)
+        return False
+    try:
+        fsync_folder(path.parent)
+    except OSError as error:
+        log.warning("%s: removed, but that may not be durable: %s", path, error)
+    return True
 
 
 def fsync_folder(folder: Path) -> None:
@@ -118,17 +157,28 @@ def fsync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def remove_tree(folder: Path) -> None:
-    """Remove a folder and what is in it; says in the log what could not be removed."""
-    for attempt in range(3):
+def remove_tree(folder: Path) -> bool:
+    """Remove a folder and what is in it; False, and a line in the log, when something could not be removed."""
+    if not os.path.lexists(folder):
+        return True
+    try:
+        _retried(lambda: shutil.rmtree(folder))
+    except OSError as error:
+        if not os.path.lexists(folder):
+            return True
+        log.warning("%s: could not be removed and is left: %s", folder, error)
+        return False
+    return True
+
+
+def _retried(removal: Callable[[], None]) -> None:
+    """Network file systems refuse to remove for a moment what somebody holds open or has just removed."""
+    for wait in (0.0, 0.01):
         try:
-            shutil.rmtree(folder)
+            removal()
             return
-        except FileNotFoundError:
-            if not folder.exists():
-                return
         except OSError as error:
-            if error.errno in _RETRIED and attempt < 2:
-                continue
-            log.warning("%s: could not be removed and is left: %s", folder, error)
-            return
+            if error.errno not in _RETRIED:
+                raise
+            time.sleep(wait)
+    removal()

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from zerostall.config import IfExists
+    from zerostall.core.candidates import Past
     from zerostall.trainer.saving import Saving
 
 
@@ -25,7 +26,7 @@ class Ledger:
         self._stats = stats
         self._known: set[int] = set()
         self._unread: int | None = None
-        self._aside: tuple[int, ...] = ()
+        self._aside: tuple[Past, ...] = ()
         self._savings: dict[int, Saving] = {}
         self._urged: set[int] = set()
         self._failure: ZerostallError | None = None
@@ -38,17 +39,18 @@ class Ledger:
             self._known = set(steps)
             self._unread = max(steps, default=None)
 
-    def resume(self, step: int | None, seen: frozenset[int]) -> None:
+    def resume(self, step: int | None, seen: frozenset[Past]) -> None:
         """Training goes on from `step` (None: from nothing); newer ones of those seen are of a past it has left."""
         with self._condition:
-            self._aside = tuple(sorted(s for s in seen if step is not None and s > step))
-            self._known = set(seen).difference(self._aside)
+            self._aside = tuple(sorted(past for past in seen if step is not None and past.step > step))
+            self._known = {past.step for past in seen.difference(self._aside)}
             self._unread = None
         if self._aside:
-            log.warning("training goes on from step %s; the next save sets steps %s aside", step, self._aside)
+            left = sorted({past.step for past in self._aside})
+            log.warning("training goes on from step %s; the next save sets steps %s aside", step, left)
 
     @property
-    def aside(self) -> tuple[int, ...]:
+    def aside(self) -> tuple[Past, ...]:
         """Steps to set aside before the next one is committed."""
         with self._condition:
             return self._aside

@@ -41,7 +41,7 @@ class Shelf:
 
     def __init__(self, condition: threading.Condition) -> None:
         self._condition = condition
-        self._images: dict[int, bytes] = {}
+        self._images: dict[int, tuple[int, m.Sealed]] = {}
         self._early_grant: int | None = None
         self.memory: Memory | None = None
 
@@ -93,11 +93,16 @@ class Shelf:
             self.memory = None
             self._condition.notify_all()
 
-    def sealed(self, slot: int, record: bytes) -> None:
+    def sealed(self, step: int, image: m.Sealed) -> None:
         with self._condition:
-            if self.memory is not None and self.memory.capturing == slot:
+            if self.memory is not None and self.memory.capturing == image.slot:
                 self.memory.capturing = None
-                self._images[slot] = record
+                self._images[image.slot] = (step, image)
+
+    def revoked(self, step: int) -> None:
+        """The step is dirty after all: no agent may take it over."""
+        with self._condition:
+            self._images = {slot: image for slot, image in self._images.items() if image[0] != step}
 
     def discarded(self, slot: int) -> None:
         with self._condition:
@@ -111,6 +116,6 @@ class Shelf:
             if memory is None:
                 return None
             busy = memory.capturing if memory.capturing is not None else memory.granted
-            images = tuple(m.Image(slot=slot, record=record) for slot, record in sorted(self._images.items()))
+            images = tuple(self._images[slot][1] for slot in sorted(self._images))
             adopt = m.Adopt(id=0, layout=memory.layout_bytes, slots=memory.slots, images=images, busy_slot=busy)
             return adopt, memory.segment.fileno()

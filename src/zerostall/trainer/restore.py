@@ -11,7 +11,7 @@ from zerostall import native
 from zerostall.core import candidates
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
-from zerostall.core.candidates import Copy
+from zerostall.core.candidates import Copy, Past
 from zerostall.errors import (
     CorruptError,
     FormatError,
@@ -47,10 +47,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The step that was restored and its tier, None and "" when nothing was there; and every step that was seen."""
+    """The step that was restored and its tier, None and "" when nothing was there; and every copy that was seen."""
 
     step: int | None
-    seen: frozenset[int]
+    seen: frozenset[Past]
     tier: str = ""
 
 
@@ -68,7 +68,7 @@ def restore(link: Link, mappings: Mappings, pool: native.Pool, state: State, req
     """Restore the newest clean copy that `request` allows; raises as `Checkpointer.restore` says."""
     found, _ = link.ask(m.Find)
     assert isinstance(found, m.Found)
-    seen = frozenset(copy.step for copy in found.copies)
+    seen = frozenset(Past(copy.step, copy.created) for copy in found.copies)
     copies = [Copy(step=c.step, tier=c.tier, clean=c.clean, reason=c.reason) for c in found.copies]
     choice = candidates.order(copies, request.step)
     damaged = dict(choice.left_out)
@@ -88,12 +88,12 @@ def restore(link: Link, mappings: Mappings, pool: native.Pool, state: State, req
     return _nothing(request, where, damaged, seen)
 
 
-def _nothing(request: Request, where: Path, damaged: Mapping[str, str], seen: frozenset[int]) -> Outcome:
+def _nothing(request: Request, where: Path, damaged: Mapping[str, str], seen: frozenset[Past]) -> Outcome:
     reasons = "; ".join(f"{what}: {why}" for what, why in damaged.items())
     if damaged:
         raise CorruptError(f"no clean copy is left in {where}: {reasons}", hint="see `zerostall verify`")
     if request.step is not None:
-        known = ", ".join(map(str, sorted(seen))) or "none"
+        known = ", ".join(map(str, sorted({past.step for past in seen}))) or "none"
         raise SnapshotNotFoundError(f"no step {request.step} in {where}; steps there: {known}")
     if request.required:
         raise SnapshotNotFoundError(f"nothing is saved in {where}")

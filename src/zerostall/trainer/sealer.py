@@ -59,6 +59,7 @@ class Sealer:
         flight.landed.wait(_TOLD_SECONDS)
         error = _torn(flight.step, flight.late)
         self._dirty(flight, error)
+        self._shelf.revoked(flight.step)
         self._link.tell(m.Revoked(step=flight.step, reason=str(error.args[0])), timeout=10.0)
 
     def settle(self, timeout: float = _TOLD_SECONDS) -> None:
@@ -107,8 +108,9 @@ class Sealer:
             self._dirty(flight, ours)
             self._link.tell(m.Discarded(slot=flight.taken.slot, step=flight.step, reason=str(ours.args[0])))
         else:
-            self._shelf.sealed(flight.taken.slot, record)
-            self._link.tell(msgspec.structs.replace(flight.wish, record=record))
+            sealed = msgspec.structs.replace(flight.wish, record=record)
+            self._shelf.sealed(flight.step, sealed)
+            self._link.tell(sealed)
         finally:
             flight.landed.set()
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import msgspec
 
 from zerostall import errors
+from zerostall.core.candidates import Past
 
 PROTOCOL = 1
 
@@ -61,23 +62,6 @@ class Lease(Message, frozen=True):
     slots: int
 
 
-class Image(msgspec.Struct, frozen=True):
-    """A sealed image in a slot: its number and its record, encoded."""
-
-    slot: int
-    record: bytes
-
-
-class Adopt(Message, frozen=True):
-    """Hands a segment (its file descriptor beside the message) to a new agent, with what it holds."""
-
-    id: int
-    layout: bytes
-    slots: int
-    images: tuple[Image, ...]
-    busy_slot: int | None
-
-
 class Sealed(Message, frozen=True):
     """The granted slot holds a whole image.
 
@@ -85,7 +69,7 @@ class Sealed(Message, frozen=True):
         promise: the image must not be replaced before it is on disk.
         replace: a committed step of that number may be replaced.
         pin: retention never evicts it.
-        aside: steps of a past that the run has left; they are set aside before this one is committed.
+        aside: what of a past that the run has left is set aside before this one is committed.
     """
 
     slot: int
@@ -93,7 +77,17 @@ class Sealed(Message, frozen=True):
     promise: bool = False
     replace: bool = False
     pin: bool = False
-    aside: tuple[int, ...] = ()
+    aside: tuple[Past, ...] = ()
+
+
+class Adopt(Message, frozen=True):
+    """Hands a segment (its file descriptor beside the message) to a new agent, with what is sealed in it."""
+
+    id: int
+    layout: bytes
+    slots: int
+    images: tuple[Sealed, ...]
+    busy_slot: int | None
 
 
 class Discarded(Message, frozen=True):
@@ -188,11 +182,16 @@ class Leased(Message, frozen=True):
 
 
 class CopyFacts(msgspec.Struct, frozen=True):
-    """One copy of one step: where it is, and if it is not clean, why."""
+    """One copy of one step: where it is, and if it is not clean, why.
+
+    Attributes:
+        created: when it was saved, which tells it from others of that number; 0.0 where the copy is too damaged to say.
+    """
 
     step: int
     tier: str
     clean: bool
+    created: float
     reason: str = ""
 
 
