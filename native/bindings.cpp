@@ -7,6 +7,8 @@
 #include <nanobind/stl/vector.h>
 #include <unistd.h>
 
+#include <cstdlib>
+
 #include "capture.hpp"
 #include "crc32c.hpp"
 #include "error.hpp"
@@ -396,6 +398,9 @@ void bind_files(nb::module_& m) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  // An interpreter that ends while a checkpointer lives leaves objects behind: nobody's stderr needs to hear
+  // of it.
+  nb::set_leak_warnings(std::getenv("ZEROSTALL_LEAKS") != nullptr);
   m.doc() = "C++ core of zerostall. Private: import zerostall.native, not this.";
   nb::register_exception_translator(translate);
   m.attr("CRC_HARDWARE") = zs::crc32c_hardware();

@@ -12,9 +12,9 @@ from zerostall.core import layout as layouts
 from zerostall.core.layout import CHUNK, Layout
 from zerostall.core.manifest import Record
 from zerostall.tiers.contract import Stored
-from zerostall.trainer.load import tree
 from zerostall.trainer.state import RestoreReport, State
-from zerostall.trainer.writes import as_bits
+from zerostall.trainer.state.load import tree
+from zerostall.trainer.state.writes import as_bits
 
 _POOL = native.Pool("test", 2)
 

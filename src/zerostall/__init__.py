@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from zerostall.core.retention import Keep
     from zerostall.flow.catalog import diff, pin, snapshots, verify
     from zerostall.trainer.checkpointer import Checkpointer
-    from zerostall.trainer.exchange import export, import_file
-    from zerostall.trainer.loading import load
+    from zerostall.trainer.exchange.files import export, import_file
+    from zerostall.trainer.exchange.loading import load
     from zerostall.trainer.saving import Saving
 
 __version__ = "0.1.0"
@@ -41,9 +41,9 @@ _HOMES = {
     "Keep": "zerostall.core.retention",
     "Saving": "zerostall.trainer.saving",
     "diff": "zerostall.flow.catalog",
-    "export": "zerostall.trainer.exchange",
-    "import_file": "zerostall.trainer.exchange",
-    "load": "zerostall.trainer.loading",
+    "export": "zerostall.trainer.exchange.files",
+    "import_file": "zerostall.trainer.exchange.files",
+    "load": "zerostall.trainer.exchange.loading",
     "pin": "zerostall.flow.catalog",
     "snapshots": "zerostall.flow.catalog",
     "verify": "zerostall.flow.catalog",

@@ -111,7 +111,7 @@ def test_safetensors_reads_the_images():
 def test_the_whole_state_is_loaded():
     torch = pytest.importorskip("torch")
     contract = pytest.importorskip("zerostall.tiers.contract", exc_type=ImportError)
-    load = pytest.importorskip("zerostall.trainer.load", exc_type=ImportError)
+    load = pytest.importorskip("zerostall.trainer.state.load", exc_type=ImportError)
     record = manifest.decode_record((STEP / steps.record_file(0)).read_bytes())
     made = layout.decode((V1 / steps.LAYOUTS / steps.layout_file(record.layout)).read_bytes())
     image = bytearray((STEP / steps.image_file(0)).read_bytes())

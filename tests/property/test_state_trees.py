@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from state_trip import load, restore, same, save
-from zerostall.trainer.aliasing import share
-from zerostall.trainer.tensors import geometry
+from zerostall.trainer.state.aliasing import share
+from zerostall.trainer.state.tensors import geometry
 
 KEYS = st.one_of(st.text(max_size=4), st.integers(-3, 3), st.tuples(st.integers(0, 1), st.text(max_size=1)))
 TYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.complex64, torch.bool])

@@ -54,4 +54,4 @@ def test_the_readme_gets_its_table_from_the_results(tmp_path: Path) -> None:
     readme.fill(page, tmp_path)
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n")
-    assert "A title" in text and "| a | b | c | d | e | f |" in text and "old" not in text
+    assert "A title" in text and "| a | b | c | d | e | f |" in text and "outdated-row" not in text

@@ -12,7 +12,7 @@ from torch import nn
 
 from state_trip import bits, load, names, restore, same, save
 from zerostall.errors import MismatchError
-from zerostall.trainer.parts.optimizer_record import OptimizerRecord
+from zerostall.trainer.state.parts.optimizer_record import OptimizerRecord
 
 OPTIMIZERS: dict[str, Callable[[list], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),

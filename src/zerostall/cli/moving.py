@@ -10,7 +10,7 @@ import typer
 
 from zerostall.cli.arguments import Json, Only, Step, Where
 from zerostall.cli.output import emit_json, progress, say, size
-from zerostall.trainer import exchange
+from zerostall.trainer.exchange import files as exchange
 
 
 def export(

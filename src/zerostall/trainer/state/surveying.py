@@ -11,13 +11,13 @@ from zerostall import native
 from zerostall.core import layout as layouts
 from zerostall.core.layout import Shard
 from zerostall.errors import StateError
-from zerostall.trainer import tensors
-from zerostall.trainer.aliasing import DISTINCT, Sharing, share
+from zerostall.trainer.state import tensors
+from zerostall.trainer.state.aliasing import DISTINCT, Sharing, share
 
 if TYPE_CHECKING:
     from zerostall.core.layout import Layout
-    from zerostall.trainer.tensors import Holder
-    from zerostall.trainer.walk import Leaf, Part, Walk
+    from zerostall.trainer.state.tensors import Holder
+    from zerostall.trainer.state.walk import Leaf, Part, Walk
 
 SMALL = 4096
 """Tensors below this many bytes are copied within `save`: guarding them would cost more."""

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from zerostall.core import names
-from zerostall.trainer import tensors
-from zerostall.trainer.parts.optimizer_record import GroupRecord, OptimizerRecord, Slots
-from zerostall.trainer.parts.options import restore_options
-from zerostall.trainer.tree import LiveTree
-from zerostall.trainer.walk import OutdatedError
+from zerostall.trainer.state import tensors
+from zerostall.trainer.state.parts.optimizer_record import GroupRecord, OptimizerRecord, Slots
+from zerostall.trainer.state.parts.options import restore_options
+from zerostall.trainer.state.tree import LiveTree
+from zerostall.trainer.state.walk import OutdatedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from zerostall.trainer.aim import Aim, Landing
-    from zerostall.trainer.walk import Walk
+    from zerostall.trainer.state.aim import Aim, Landing
+    from zerostall.trainer.state.walk import Walk
 
 # A group's own: which parameters it has is the program's business.
 _NOT_OPTIONS = frozenset({"params", "param_names"})

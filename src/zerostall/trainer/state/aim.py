@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from zerostall.core import names
-from zerostall.trainer import refs, tensors
-from zerostall.trainer.refs import Composite
-from zerostall.trainer.writes import view_of
+from zerostall.trainer.state import refs, tensors
+from zerostall.trainer.state.refs import Composite
+from zerostall.trainer.state.writes import view_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from zerostall.core.matching import Selection
-    from zerostall.trainer.refs import Ref
-    from zerostall.trainer.stored import StoredPart, StoredState
-    from zerostall.trainer.tensors import Holder
-    from zerostall.trainer.walk import Part, Walk
+    from zerostall.trainer.state.refs import Ref
+    from zerostall.trainer.state.stored import StoredPart, StoredState
+    from zerostall.trainer.state.tensors import Holder
+    from zerostall.trainer.state.walk import Part, Walk
 
 
 class Aim:

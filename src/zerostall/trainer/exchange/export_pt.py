@@ -17,9 +17,9 @@ from zerostall.flow.catalog import opened_run
 from zerostall.flow.export import Exported, Selection, elements, once, opened_image, refuse_inside
 from zerostall.flow.new_file import NewFile, new_file
 from zerostall.telemetry import log
-from zerostall.trainer import tensors
-from zerostall.trainer.load import tree
-from zerostall.trainer.loading import whole
+from zerostall.trainer.exchange.loading import whole
+from zerostall.trainer.state import tensors
+from zerostall.trainer.state.load import tree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

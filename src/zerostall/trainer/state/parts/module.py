@@ -16,15 +16,15 @@ import torch
 from torch import nn
 
 from zerostall.core import names
-from zerostall.trainer import tensors
-from zerostall.trainer.parts.stateful import StatefulPart
+from zerostall.trainer.state import tensors
+from zerostall.trainer.state.parts.stateful import StatefulPart
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zerostall.trainer.aim import Aim, Landing
-    from zerostall.trainer.refs import Ref
-    from zerostall.trainer.walk import Walk
+    from zerostall.trainer.state.aim import Aim, Landing
+    from zerostall.trainer.state.refs import Ref
+    from zerostall.trainer.state.walk import Walk
 
 _log = logging.getLogger(__name__)
 _told: set[type] = set()

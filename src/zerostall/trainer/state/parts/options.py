@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from zerostall.trainer.writes import copy_into
+from zerostall.trainer.state.writes import copy_into
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from zerostall.trainer.aim import Landing
-    from zerostall.trainer.parts.optimizer_record import GroupRecord
+    from zerostall.trainer.state.aim import Landing
+    from zerostall.trainer.state.parts.optimizer_record import GroupRecord
 
 _NOT_OPTIONS = frozenset({"params", "param_names"})
 _ABSENT = object()

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerostall.trainer.refs import Composite, names_in
-from zerostall.trainer.tree import LiveTree
+from zerostall.trainer.state.refs import Composite, names_in
+from zerostall.trainer.state.tree import LiveTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-    from zerostall.trainer.aim import Aim, Landing
-    from zerostall.trainer.walk import Walk
+    from zerostall.trainer.state.aim import Aim, Landing
+    from zerostall.trainer.state.walk import Walk
 
 
 class StatefulPart:

@@ -13,16 +13,16 @@ import torch
 from zerostall.core import names, values
 from zerostall.core.values import TensorRef
 from zerostall.errors import StateError
-from zerostall.trainer import tensors
-from zerostall.trainer.refs import ArrayRef, PartRef, SmallTensor, is_generator_state
-from zerostall.trainer.walk import OutdatedError
-from zerostall.trainer.writes import as_tensor, copy_into
+from zerostall.trainer.state import tensors
+from zerostall.trainer.state.refs import ArrayRef, PartRef, SmallTensor, is_generator_state
+from zerostall.trainer.state.walk import OutdatedError
+from zerostall.trainer.state.writes import as_tensor, copy_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from zerostall.trainer.tensors import Holder
-    from zerostall.trainer.walk import Walk
+    from zerostall.trainer.state.tensors import Holder
+    from zerostall.trainer.state.walk import Walk
 
 MAX_DEPTH = 60
 """How deep containers may be nested; reading has such a limit too."""

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from zerostall.trainer import tensors
-from zerostall.trainer.parts.container import ContainerPart
-from zerostall.trainer.parts.module import ModulePart
-from zerostall.trainer.parts.optimizer import OptimizerPart
-from zerostall.trainer.parts.rng import generator_access
-from zerostall.trainer.parts.stateful import StatefulPart
-from zerostall.trainer.tree import MUTABLE
+from zerostall.trainer.state import tensors
+from zerostall.trainer.state.parts.container import ContainerPart
+from zerostall.trainer.state.parts.module import ModulePart
+from zerostall.trainer.state.parts.optimizer import OptimizerPart
+from zerostall.trainer.state.parts.rng import generator_access
+from zerostall.trainer.state.parts.stateful import StatefulPart
+from zerostall.trainer.state.tree import MUTABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zerostall.trainer.walk import Part
+    from zerostall.trainer.state.walk import Part
 
 
 def part_of(name: str, value: object) -> Part | None:

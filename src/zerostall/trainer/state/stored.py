@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, cast
 from zerostall.core import values
 from zerostall.core.values import TensorRef
 from zerostall.errors import FormatError
-from zerostall.trainer import refs
-from zerostall.trainer.aliasing import DISTINCT
+from zerostall.trainer.state import refs
+from zerostall.trainer.state.aliasing import DISTINCT
 
 if TYPE_CHECKING:
     from zerostall.core.layout import Layout, View

@@ -34,7 +34,7 @@ def export(
     >>> zerostall.export("runs/gpt", None, "gpt.safetensors", root="model")
 
     The file is there whole or not at all; every byte is checked on the way. See `flow.export` for how tied weights and
-    odd types are written, and `trainer.export_pt` for the other kind.
+    odd types are written, and `export_pt` for the other kind.
 
     Args:
         where: the run's folder.
@@ -55,7 +55,7 @@ def export(
         write = export_safetensors
     elif Path(out).suffix in TORCH_ENDINGS:
         _require_torch(out)
-        from zerostall.trainer.export_pt import export_pt as write
+        from zerostall.trainer.exchange.export_pt import export_pt as write
     else:
         raise ValueError(f"{out} ends neither in .safetensors nor in {', '.join(TORCH_ENDINGS)}")
     return write(where, step, out, only=only, root=root, overwrite=overwrite, progress=progress)
@@ -99,7 +99,7 @@ def import_file(
             raise ValueError(f"{source} has no entries to choose from: leave out key")
         return import_safetensors(source, where, step, root=root, run=run, replace=replace, progress=progress)
     _require_torch(source)
-    from zerostall.trainer.import_pt import import_pt
+    from zerostall.trainer.exchange.import_pt import import_pt
 
     return import_pt(source, where, step, root=root, key=key, run=run, replace=replace, progress=progress)
 

@@ -9,13 +9,13 @@ import torch
 
 from zerostall.core import names
 from zerostall.errors import FormatError
-from zerostall.trainer.refs import names_in, resolve
+from zerostall.trainer.state.refs import names_in, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from zerostall.trainer.refs import Resolver
-    from zerostall.trainer.stored import StoredPart, StoredState
+    from zerostall.trainer.state.refs import Resolver
+    from zerostall.trainer.state.stored import StoredPart, StoredState
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,15 @@ import torch
 from zerostall.core import names
 from zerostall.core.values import TensorRef
 from zerostall.errors import StateError
-from zerostall.trainer import tensors
-from zerostall.trainer.refs import ArrayRef, Composite
-from zerostall.trainer.tensors import Geometry, Holder
+from zerostall.trainer.state import tensors
+from zerostall.trainer.state.refs import ArrayRef, Composite
+from zerostall.trainer.state.tensors import Geometry, Holder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zerostall.trainer.aim import Aim, Landing
-    from zerostall.trainer.refs import Ref
+    from zerostall.trainer.state.aim import Aim, Landing
+    from zerostall.trainer.state.refs import Ref
 
 _LISTED = 20
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from zerostall.errors import FormatError
-from zerostall.trainer.refs import SmallTensor
+from zerostall.trainer.state.refs import SmallTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,7 +21,7 @@ from zerostall.core.values import TensorRef
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from zerostall.trainer.tensors import Holder
+    from zerostall.trainer.state.tensors import Holder
 
 NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from zerostall.core.layout import Entry, View
-from zerostall.trainer import tensors
-from zerostall.trainer.aliasing import contiguous_strides
+from zerostall.trainer.state import tensors
+from zerostall.trainer.state.aliasing import contiguous_strides
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from zerostall.trainer.stored import StoredState
-    from zerostall.trainer.tensors import Geometry, Holder
+    from zerostall.trainer.state.stored import StoredState
+    from zerostall.trainer.state.tensors import Geometry, Holder
 
 _EXPANDED = "the target is expanded: several of its elements share one place in memory"
 

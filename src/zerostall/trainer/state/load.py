@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from zerostall.core import names
-from zerostall.trainer import refs, tensors, writes
-from zerostall.trainer.aliasing import DISTINCT
-from zerostall.trainer.parts.optimizer_record import OptimizerRecord
-from zerostall.trainer.stored import StoredState
+from zerostall.trainer.state import refs, tensors, writes
+from zerostall.trainer.state.aliasing import DISTINCT
+from zerostall.trainer.state.parts.optimizer_record import OptimizerRecord
+from zerostall.trainer.state.stored import StoredState
 
 if TYPE_CHECKING:
     from zerostall.tiers.contract import Stored
-    from zerostall.trainer.stored import StoredPart
+    from zerostall.trainer.state.stored import StoredPart
 
 
 def tree(stored: Stored, image: memoryview) -> dict[str, object]:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 from zerostall.core import names
 from zerostall.core import values as core_values
 from zerostall.errors import StateError
-from zerostall.trainer import returning, surveying
-from zerostall.trainer.parts.kinds import part_of, root_part
-from zerostall.trainer.parts.rng import GeneratorStates
-from zerostall.trainer.returning import RestoreReport, Targets
-from zerostall.trainer.surveying import Survey
-from zerostall.trainer.walk import OutdatedError, Walk
+from zerostall.trainer.state import returning, surveying
+from zerostall.trainer.state.parts.kinds import part_of, root_part
+from zerostall.trainer.state.parts.rng import GeneratorStates
+from zerostall.trainer.state.returning import RestoreReport, Targets
+from zerostall.trainer.state.surveying import Survey
+from zerostall.trainer.state.walk import OutdatedError, Walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -22,7 +22,7 @@ from zerostall.core.layout import View
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zerostall.trainer.tensors import Geometry
+    from zerostall.trainer.state.tensors import Geometry
 
 
 @dataclass(frozen=True, slots=True)

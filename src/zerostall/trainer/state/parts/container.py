@@ -8,14 +8,14 @@ from collections import OrderedDict, defaultdict, deque
 from typing import TYPE_CHECKING, cast
 
 from zerostall.core import names, values
-from zerostall.trainer import tensors
-from zerostall.trainer.aim import same
-from zerostall.trainer.refs import ArrayRef, Composite, PartRef, names_in
-from zerostall.trainer.tree import LiveTree
+from zerostall.trainer.state import tensors
+from zerostall.trainer.state.aim import same
+from zerostall.trainer.state.refs import ArrayRef, Composite, PartRef, names_in
+from zerostall.trainer.state.tree import LiveTree
 
 if TYPE_CHECKING:
-    from zerostall.trainer.aim import Aim, Landing
-    from zerostall.trainer.walk import Walk
+    from zerostall.trainer.state.aim import Aim, Landing
+    from zerostall.trainer.state.walk import Walk
 
 _MAPPINGS = (dict, OrderedDict, defaultdict)
 _SEQUENCES = (list, tuple, deque)

@@ -11,10 +11,10 @@ import torch
 
 from zerostall.core import matching
 from zerostall.errors import MismatchError
-from zerostall.trainer import tensors, writes
-from zerostall.trainer.aim import Aim, Landing
-from zerostall.trainer.parts.rng import restore_generators
-from zerostall.trainer.stored import StoredState
+from zerostall.trainer.state import tensors, writes
+from zerostall.trainer.state.aim import Aim, Landing
+from zerostall.trainer.state.parts.rng import restore_generators
+from zerostall.trainer.state.stored import StoredState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from zerostall.core.layout import View
     from zerostall.core.matching import Match
     from zerostall.tiers.contract import Stored
-    from zerostall.trainer.tensors import Holder
-    from zerostall.trainer.walk import Part, Walk
-    from zerostall.trainer.writes import Writes
+    from zerostall.trainer.state.tensors import Holder
+    from zerostall.trainer.state.walk import Part, Walk
+    from zerostall.trainer.state.writes import Writes
 
 _log = logging.getLogger(__name__)
 _VALUE = ("value", ())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from zerostall.errors import SnapshotNotFoundError
 from zerostall.flow.catalog import opened_run
 from zerostall.flow.export import opened_image
-from zerostall.trainer.load import tree
+from zerostall.trainer.state.load import tree
 
 if TYPE_CHECKING:
     import os

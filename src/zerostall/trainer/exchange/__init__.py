@@ -1,0 +1,1 @@
+"""To and from other people's files, and into new tensors: export, import, load."""
