@@ -164,6 +164,7 @@ class RunFolder:
         return self._lock is not None and self._lock.is_of(self.where)
 
     def _write_facts(self, facts: RunFacts) -> None:
-        with storage_errors(self.where, "run.json", 0):
-            write_whole(self.where / names.RUN, manifests.encode_run(facts))
+        data = manifests.encode_run(facts)
+        with storage_errors(self.where / names.RUN, "the run's name", len(data)):
+            write_whole(self.where / names.RUN, data)
         self.facts = facts

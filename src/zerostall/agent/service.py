@@ -18,7 +18,15 @@ from zerostall.agent.client import Client
 from zerostall.agent.run import Run
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
-from zerostall.errors import AgentError, CapabilityError, CapacityError, FormatError, RunBusyError, ZerostallError
+from zerostall.errors import (
+    AgentError,
+    CapabilityError,
+    CapacityError,
+    FormatError,
+    RunBusyError,
+    StorageError,
+    ZerostallError,
+)
 from zerostall.flow.budget import Budget
 from zerostall.telemetry import log
 from zerostall.wire import messages as m
@@ -120,8 +128,8 @@ class Service:
     def _handle(self, client: Client, message: m.FromTrainer, fds: list[int]) -> None:
         try:
             self._dispatch(client, message, fds)
-        except (ZerostallError, ValueError) as error:
-            ours = error if isinstance(error, ZerostallError) else FormatError(str(error))
+        except Exception as error:  # noqa: BLE001 - one connection's trouble must not end everybody's agent
+            ours = _ours(error)
             request = getattr(message, "id", None)
             if request is None:
                 log.warning("%s: %s was refused: %s", client.name, type(message).__name__, ours)
@@ -135,15 +143,25 @@ class Service:
         """Undo what ended connections held; watch for room to write to the others."""
         for client in list(self._clients):
             if client.broken:
-                attached = self._clients.pop(client)
-                self._selector.unregister(client.channel.socket)
-                client.channel.close()
-                client.release_fetched()
-                if attached:
-                    log.info("trainer %d of rank %d left %s", client.pid, attached[1].rank, attached[0].where)
-                    attached[0].detach(client)
+                self._part(client)
             elif not client.channel.flush_quietly():
                 self._selector.modify(client.channel.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, client)
+
+    def _part(self, client: Client) -> None:
+        attached = self._clients.pop(client)
+        self._selector.unregister(client.channel.socket)
+        client.channel.close()
+        client.release_fetched()
+        if attached:
+            log.info("trainer %d of rank %d left %s", client.pid, attached[1].rank, attached[0].where)
+            attached[0].detach(client)
+
+    def _catch_up(self, client: Client) -> None:
+        """Hear all that a connection has said, its end above all, before somebody else asks for its place."""
+        while not client.broken and client.channel.pending():
+            self._talk(client, selectors.EVENT_READ)
+        if client.broken:
+            self._part(client)
 
     def _idle_too_long(self) -> bool:
         busy = bool(self._clients) or any(run.busy() and run.retry_in() is None for run in self._runs.values())
@@ -205,6 +223,8 @@ class Service:
                 raise AgentError(f"{type(message).__name__} is not for this connection")
 
     def _hello(self, client: Client, hello: m.Hello) -> None:
+        if self._clients[client] is not None:
+            raise AgentError("a second Hello")
         if hello.protocol != m.PROTOCOL:
             raise CapabilityError(
                 f"the agent speaks protocol {m.PROTOCOL}, this trainer {hello.protocol}",
@@ -217,6 +237,9 @@ class Service:
         run = self._runs.get(where)
         if run is None:
             run = self._runs[where] = Run(where, hello.world, self._budget, self._pool, self.post)
+        berth = run.berths.get(hello.rank)
+        if berth is not None and berth.client is not None:
+            self._catch_up(berth.client)
         berth = run.attach(client, hello)
         self._clients[client] = (run, berth)
         client.name = f"trainer {client.pid}"
@@ -287,3 +310,15 @@ class Service:
             host_budget=self._budget.limit,
             ranks=tuple(ranks),
         )
+
+
+def _ours(error: Exception) -> ZerostallError:
+    """What the other side is told of an error."""
+    if isinstance(error, ZerostallError):
+        return error
+    if isinstance(error, ValueError):
+        return FormatError(str(error))
+    if isinstance(error, OSError):
+        return StorageError(str(error), errno=error.errno)
+    log.exception("a message could not be handled")
+    return AgentError(f"the agent could not handle it: {error!r}", hint="the agent's log says more")

@@ -64,6 +64,7 @@ class DiskTier:
         step = image.record.step
         folder = self._draft_folder(step)
         with storage_errors(folder, f"step {step}", image.layout.nbytes):
+            folder.mkdir(parents=True, exist_ok=True)
             self._write_layout(image.layout)
             require_room(self.where, image.layout.nbytes)
             self._write_image(folder / names.image_file(image.record.rank), image)
@@ -83,10 +84,11 @@ class DiskTier:
             raise StepExistsError(
                 f"step {manifest.step} is committed in {self.where} already", hint="save with if_exists='replace'"
             )
-        with storage_errors(folder, f"step {manifest.step}", 0):
+        data = manifests.encode_manifest(manifest)
+        with storage_errors(folder, f"step {manifest.step}", len(data)):
             if pin:
                 write_file(folder / names.PINNED, b"")
-            write_whole(folder / names.MANIFEST, manifests.encode_manifest(manifest))
+            write_whole(folder / names.MANIFEST, data)
             if folder != final:
                 self._swap(folder, final)
             fsync_folder(self.where)
@@ -140,7 +142,7 @@ class DiskTier:
                 checksums=stored.record.checksums,
                 direct=self._direct,
             )
-            with storage_errors(path, f"step {step}", 0):
+            with storage_errors(path, f"step {step}", 0, doing="read"):
                 read.wait(None)
         if read.bad:
             raise CorruptError(
@@ -267,10 +269,7 @@ class DiskTier:
             self._remove(final)
             self._left.discard(final)  # of an earlier life: nothing of it may get into this one
         self._drafts.add(step)
-        folder = folder or final
-        with storage_errors(folder, f"step {step}", 0):
-            folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        return folder or final
 
     def _swap(self, folder: Path, final: Path) -> None:
         """The new folder takes the old one's place. In between the step is absent, never mixed."""

@@ -25,27 +25,38 @@ _RETRIED = (errno.ESTALE, errno.EBUSY, errno.ENOTEMPTY, errno.EEXIST)
 
 
 @contextlib.contextmanager
-def storage_errors(path: Path, what: str, needed: int):
-    """Turn the operating system's errors into `StorageError` that names the path, and for a full disk the room."""
+def storage_errors(path: Path, what: str, needed: int, *, doing: str = "write"):
+    """Turn errors of the system, and of native code, into `StorageError` that names the path, and the room if it lacks.
+
+    `needed` bytes are what it would have taken; 0 where nobody knows.
+    """
     try:
         yield
-    except (StorageError, FormatError):
+    except FormatError:
         raise
     except OSError as error:
+        if isinstance(error, StorageError) and error.filename is not None:
+            raise  # it names its path already
         number = error.errno or (error.args[0] if error.args and isinstance(error.args[0], int) else 0)
         if number in (errno.ENOSPC, errno.EDQUOT):
             raise no_room(path, what, needed, number) from error
-        reason = error.strerror or str(error)
-        raise StorageError(f"cannot write {what} at {path}: {reason}", errno=number) from error
+        reason = error.strerror or str(error.args[0] if error.args else error)
+        raise _named(StorageError(f"cannot {doing} {what} at {path}: {reason}", errno=number), path) from error
+
+
+def _named(error: StorageError, path: Path) -> StorageError:
+    error.filename = os.fspath(path)
+    return error
 
 
 def no_room(path: Path, what: str, needed: int, number: int = errno.ENOSPC) -> StorageError:
-    free = free_bytes(path)
-    return StorageError(
-        f"no room for {what} at {path}: {needed} bytes needed, {free} free ({os.strerror(number)})",
+    room = f"{needed} bytes needed, {free_bytes(path)} free" if needed else f"{free_bytes(path)} bytes free"
+    error = StorageError(
+        f"no room for {what} at {path}: {room} ({os.strerror(number)})",
         errno=number,
         hint="free some space, or keep fewer steps; the next save tries again",
     )
+    return _named(error, path)
 
 
 def free_bytes(path: Path) -> int:
@@ -83,7 +94,7 @@ def opened(path: Path):
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise FormatError(f"{path} is a link, and links are not followed") from error
-        raise StorageError(f"cannot read {path}: {error.strerror}", errno=error.errno) from error
+        raise _named(StorageError(f"cannot read {path}: {error.strerror}", errno=error.errno), path) from error
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise FormatError(f"{path} is not a regular file")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import contextlib
 import os
+import select
 import socket
 import struct
 from collections import deque
@@ -108,6 +109,12 @@ class Channel(Generic[In]):
             return True
 
     # ---------------------------------------------------------------------------------------------- receiving
+
+    def pending(self) -> bool:
+        """Has the other side said something, or gone, since the last `receive`?"""
+        waiting = select.poll()
+        waiting.register(self.socket, select.POLLIN)
+        return bool(waiting.poll(0))
 
     def receive(self) -> list[tuple[In, list[int]]]:
         """Read what has come and return the whole messages in it, each with its file descriptors.
