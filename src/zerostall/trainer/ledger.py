@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from typing import TYPE_CHECKING
 
 from zerostall.errors import ReplacedError, StepExistsError, TornError, ZerostallError
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from zerostall.core.candidates import Past
     from zerostall.trainer.saving import Saving
 
+_MOST_KNOWN = 10_000
+
 
 class Ledger:
     """Written on the training thread, the sealer's and the link's, under one condition."""
@@ -24,7 +27,7 @@ class Ledger:
         self._where = where
         self._condition = condition
         self._stats = stats
-        self._known: set[int] = set()
+        self._known: list[int] = []  # rising; the newest ones, for a run may save millions
         self._unread: int | None = None
         self._aside: tuple[Past, ...] = ()
         self._savings: dict[int, Saving] = {}
@@ -36,14 +39,14 @@ class Ledger:
     def found(self, steps: tuple[int, ...]) -> None:
         """The folder holds these steps, and nobody has restored them yet."""
         with self._condition:
-            self._known = set(steps)
+            self._known = sorted(steps)
             self._unread = max(steps, default=None)
 
     def resume(self, step: int | None, seen: frozenset[Past]) -> None:
         """Training goes on from `step` (None: from nothing); newer ones of those seen are of a past it has left."""
         with self._condition:
             self._aside = tuple(sorted(past for past in seen if step is not None and past.step > step))
-            self._known = {past.step for past in seen.difference(self._aside)}
+            self._known = sorted({past.step for past in seen.difference(self._aside)})
             self._unread = None
         if self._aside:
             left = sorted({past.step for past in self._aside})
@@ -69,11 +72,11 @@ class Ledger:
                     f"{self._where} holds snapshots up to step {self._unread} that were not restored",
                     hint="call restore() first to go on with them, or use a folder of its own",
                 )
-            if step in self._known:
+            newest = self._known[-1] if self._known else -1
+            if step <= newest and self._knows(step):
                 if if_exists == "error":
                     raise StepExistsError(f"step {step} is saved already", hint="if_exists='replace' or 'skip'")
                 return None if if_exists == "skip" else True
-            newest = max(self._known, default=-1)
         if step < newest:
             raise StepExistsError(
                 f"step {step} would go behind step {newest}, which is saved already",
@@ -81,12 +84,19 @@ class Ledger:
             )
         return False
 
+    def _knows(self, step: int) -> bool:
+        index = bisect.bisect_left(self._known, step)
+        return index < len(self._known) and self._known[index] == step
+
     # ------------------------------------------------------------------------------------------ what is on its way
 
     def accept(self, saving: Saving) -> None:
         with self._condition:
             self._savings[saving.step] = saving
-            self._known.add(saving.step)
+            if not self._knows(saving.step):
+                self._known.append(saving.step)  # nothing goes behind a newer one
+                if len(self._known) > 2 * _MOST_KNOWN:
+                    del self._known[:-_MOST_KNOWN]
 
     def newest(self) -> Saving | None:
         """The newest save that was accepted and not replaced."""
@@ -129,7 +139,8 @@ class Ledger:
                 self._stats.dirty += 1
             else:
                 self._stats.failed += 1
-            self._known.discard(step)
+            if self._knows(step):
+                self._known.remove(step)
             self._failure = error
             if saving := self._savings.pop(step, None):
                 saving._failed("host", error)
