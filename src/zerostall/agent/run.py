@@ -153,7 +153,7 @@ class Run:
     def promise(self, berth: Berth, step: int) -> None:
         """Somebody waits for `step` on disk."""
         tier = berth.tier_with(step)
-        if step in self.folder.on_disk:
+        if step in self.folder.on_disk or (tier is None and step in self.folder.disk.steps()):
             self._send(berth, m.Reached(step=step, tier="disk"))
         elif tier is None:
             self._send(berth, m.Replaced(step=step, tier="disk"))
@@ -279,6 +279,9 @@ class Run:
                 wish.replace, wish.aside = True, ()  # what is there now is this very step
         if outcome.error is None:
             self._failures, self._retry_at, self.last_error = 0, 0.0, ""
+            held_here = {step for berth in self.berths.values() for step in berth.sealed_steps()}
+            self.folder.on_disk.intersection_update(held_here)  # of the others the folder itself tells
+            self._given_up.intersection_update(held_here)
             self.folder.on_disk.add(outcome.step)
             self._tell(m.Reached(step=outcome.step, tier="disk"))
         else:
