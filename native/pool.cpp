@@ -1,6 +1,7 @@
 #include "pool.hpp"
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -94,6 +95,10 @@ Pool::Pool(const std::string& name, unsigned threads) : count_(threads), owner_(
     for (unsigned i = 0; i < threads; ++i) {
       threads_->emplace_back([workers = *workers_] { workers->serve(); });
       pthread_setname_np(threads_->back().native_handle(), name.substr(0, 15).c_str());
+      // A batch thread that wakes up does not push the thread that woke it (training) off its core. A refusal
+      // costs only that.
+      const sched_param plain{};
+      pthread_setschedparam(threads_->back().native_handle(), SCHED_BATCH, &plain);
     }
   } catch (...) {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import deque
@@ -82,6 +83,8 @@ class Sealer:
             os.close(self.announce)
 
     def _run(self) -> None:
+        with contextlib.suppress(OSError):  # so that waking up never pushes training off its core
+            os.sched_setscheduler(threading.get_native_id(), os.SCHED_BATCH, os.sched_param(0))
         while not self._closing:
             os.eventfd_read(self.announce)
             if not self._finish_done():
