@@ -1,7 +1,7 @@
 """What a disk still holds after the power went: of a trace of file calls, only what was synced.
 
-The strictest disk that POSIX allows: a file's bytes are there once it was fsynced after its last write, else it is empty;
-a name is there once its folder was fsynced after the name was given.
+The strictest disk that POSIX allows: a file's bytes are there once it was fsynced after its last write, else it is
+empty; a name is there once its folder was fsynced after the name was given.
 """
 
 from __future__ import annotations

@@ -138,7 +138,8 @@ def leftovers(where: Path) -> list[str]:
             known = {names.MANIFEST, names.PINNED, names.image_file(0), names.record_file(0)}
             odd += [f"{path.name}/{inner.name}" for inner in path.iterdir() if inner.name not in known]
         elif path.name == names.LAYOUTS:
-            odd += [inner.name for inner in path.iterdir() if names.parse_layout(inner.name) is None]
+            kinds = (names.parse_layout, names.parse_spare_layout)
+            odd += [inner.name for inner in path.iterdir() if not any(parse(inner.name) for parse in kinds)]
         elif path.name not in (names.RUN, "run.lock") and names.parse_rewound(path.name) is None:
             odd.append(path.name)
     return odd

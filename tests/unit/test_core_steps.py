@@ -32,12 +32,16 @@ def test_ranks_layouts_and_partial_files():
     assert steps.image_file(3) == "rank-00003.safetensors" and steps.parse_image("rank-00003.safetensors") == 3
     assert steps.record_file(100_000) == "rank-100000.json" and steps.parse_record("rank-100000.json") == 100_000
     assert steps.layout_file(DIGEST) == f"{DIGEST}.json" and steps.parse_layout(f"{DIGEST}.json") == DIGEST
+    spare = steps.spare_layout_file(DIGEST)
+    assert spare == f"{DIGEST}-spare.json" and steps.parse_spare_layout(spare) == DIGEST
+    assert steps.parse_layout(spare) is None and steps.parse_spare_layout(f"{DIGEST}.json") is None
     for name in (
         steps.RUN,
         steps.MANIFEST,
         steps.image_file(0),
         steps.record_file(0),
         steps.layout_file(DIGEST),
+        spare,
     ):
         assert steps.parse_partial(steps.partial_file(name, "12345678")) == (name, "12345678")
         assert steps.parse_partial(name) is None
@@ -95,6 +99,7 @@ def test_every_other_name_is_not_ours(name: str):
         steps.parse_image,
         steps.parse_record,
         steps.parse_layout,
+        steps.parse_spare_layout,
         steps.parse_partial,
     ):
         assert parse(name) is None
@@ -115,6 +120,7 @@ def test_what_is_no_nonce_or_digest_gets_no_name(odd: str):
         lambda: steps.staging_folder(1, odd),
         lambda: steps.partial_file("run.json", odd),
         lambda: steps.layout_file(odd),
+        lambda: steps.spare_layout_file(odd),
         lambda: steps.partial_file(odd, "00000000"),
     ):
         with pytest.raises(ValueError):
@@ -129,6 +135,7 @@ def test_names_are_legal_on_every_system():
         steps.image_file(1),
         steps.record_file(1),
         steps.layout_file(DIGEST),
+        steps.spare_layout_file(DIGEST),
         steps.RUN,
         steps.LAYOUTS,
         steps.MANIFEST,

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from zerostall import native
     from zerostall.core.layout import Layout
 
-UNREAD = "unread"
-
 
 class RunFolder:
     """Taken while a trainer is attached or a step is on its way; let go otherwise, so that another node may take it.
@@ -41,28 +39,28 @@ class RunFolder:
         self.on_disk: set[int] = set()
         self._lock: FolderLock | None = None
         self._name_lost = False
-        self.facts = RunFacts(run=UNREAD, name="", fingerprint=layouts.fingerprint([]))
+        self.facts = RunFacts(run="unread", name="", fingerprint=layouts.fingerprint([]))
 
     def taken(self) -> bool:
         return self._lock is not None
 
-    def take(self) -> bool:
-        """Take the folder, creating it if need be, and clear what dead writers left.
+    def same(self) -> bool:
+        """Is it still the folder that was taken?"""
+        return self._owns_lock() and self._is_there()
 
-        False when it is not the folder it was: somebody removed or replaced it since.
+    def take(self) -> None:
+        """Take the folder, creating it if need be, and clear what dead writers left.
 
         Raises:
             StorageError: it cannot be written.
             RunBusyError: another agent has it.
             FormatError: its run.json is not ours.
         """
-        before = self.facts.run
-        if self._lock is not None and self._is_there():
-            return True
         self.let_go()
         with storage_errors(self.where, "the run's folder", 0):
             make_folder(self.where)
             self._lock = FolderLock(self.where)
+            self._name_lost = False
             try:
                 self._read_facts()
                 self.disk.clear_leftovers()
@@ -70,7 +68,6 @@ class RunFolder:
             except BaseException:
                 self.let_go()
                 raise
-        return before in (self.facts.run, UNREAD)
 
     def hold(self) -> None:
         """Before each write: is the folder still this run's? One that was removed is made anew.
@@ -80,18 +77,19 @@ class RunFolder:
             RunBusyError: another agent has it by now.
             RunMismatchError: another run has it by now.
         """
-        if self._is_there():
+        if self.same():
             return
         with storage_errors(self.where, "the run's folder", 0):
             with contextlib.suppress(FileNotFoundError, FormatError):
-                other = manifests.decode_run(read_file(self.where / names.RUN))
-                raise RunMismatchError(f"{self.where} has become the folder of another run, {other.run}")
+                other = manifests.decode_run(read_file(self.where / names.RUN)).run
+                if other != self.facts.run:
+                    raise RunMismatchError(f"{self.where} has become the folder of another run, {other}")
             make_folder(self.where)
             if not self._owns_lock():
                 self.let_go()
                 self._lock = FolderLock(self.where)
             self._write_facts(self.facts)
-        log.warning("%s: run.json was gone or damaged and is written anew", self.where)
+        log.warning("%s: the folder, its lock or run.json was gone and is made anew", self.where)
 
     def let_go(self) -> None:
         if self._lock is not None:

@@ -16,7 +16,14 @@ from zerostall.core import backoff
 from zerostall.core import manifest as manifests
 from zerostall.core.manifest import Manifest, Record
 from zerostall.core.retention import Keep
-from zerostall.errors import FormatError, RunBusyError, RunMismatchError, StorageError, ZerostallError
+from zerostall.errors import (
+    FormatError,
+    RunBusyError,
+    RunMismatchError,
+    SnapshotNotFoundError,
+    StorageError,
+    ZerostallError,
+)
 from zerostall.flow.persist import Order, Outcome, persist, prune
 from zerostall.flow.worker import Worker
 from zerostall.telemetry import log
@@ -79,11 +86,9 @@ class Run:
             )
         if hello.world != self.world and any(berth.client for berth in self.berths.values()):
             raise RunMismatchError(f"{self.where} runs with {self.world} ranks now, this trainer says {hello.world}")
-        if not self.folder.take():
-            log.warning("%s was removed or replaced: what host memory held of it is forgotten", self.where)
-            for stale in self.berths.values():
-                for step in stale.sealed_steps():
-                    stale.forget_step(step)
+        if not self.folder.taken() or not self.folder.same():
+            self.folder.take()
+            self._forget_strangers()
         self.folder.check_name(hello.run, empty=not self.steps())
         self.world = hello.world
         rules = hello.rules
@@ -94,6 +99,26 @@ class Run:
             self.berths[hello.rank] = berth
         berth.client = client
         return berth
+
+    def _forget_strangers(self) -> None:
+        """While nobody held the folder here, another agent or its owner may have changed it: memory must agree with it.
+
+        A step that the disk does not have is none. Of one that is damaged there, memory may be all that is left.
+        """
+        for rank, berth in self.berths.items():
+            for step in berth.sealed_steps():
+                tier = berth.tier_with(step)
+                assert tier is not None
+                record = tier.record_of(step)
+                try:
+                    there = self.folder.disk.manifest(step).ranks[rank : rank + 1]
+                except SnapshotNotFoundError:
+                    there = ()
+                except (FormatError, OSError):
+                    continue
+                if there != (manifests.facts(record, manifests.encode_record(record)),):
+                    log.warning("%s: step %d in memory is not the run's any more and is forgotten", self.where, step)
+                    berth.forget_step(step)
 
     def detach(self, client: Client) -> None:
         for berth in self.berths.values():

@@ -2,6 +2,7 @@
 
     run.json                                   what run this is
     layouts/<sha256>.json                      once a layout
+    layouts/<sha256>-spare.json                the same once more, should that one be damaged
     step-000000012000/                         one step
         rank-00000.safetensors                 a rank's image
         rank-00000.json                        its record
@@ -9,7 +10,8 @@
         pinned                                 an empty marker: never evict this step
     rewound-000000005000/                      a step set aside, for training went on from an older one
     staging-000000012000-3f9a0c1d/             a step that is to replace a committed one, until it takes its
-    place <file>.3f9a0c1d.partial                    a file as long as it is not whole
+                                                   place
+    <file>.3f9a0c1d.partial                    a file as long as it is not whole
 
 Steps have 12 digits, and more when they need to; ranks 5. Every name is legal on every operating system, and
 none leads out of the folder it is in.
@@ -37,6 +39,7 @@ _IMAGE = re.compile(r"rank-([0-9]{5,10})\.safetensors")
 _RECORD = re.compile(r"rank-([0-9]{5,10})\.json")
 _DIGEST = re.compile("[0-9a-f]{64}")
 _LAYOUT = re.compile(r"([0-9a-f]{64})\.json")
+_SPARE = re.compile(r"([0-9a-f]{64})-spare\.json")
 
 
 def _step_digits(step: int) -> str:
@@ -130,6 +133,17 @@ def layout_file(digest: str) -> str:
     return f"{digest}.json"
 
 
+def spare_layout_file(digest: str) -> str:
+    """Return the name of the second copy of a layout's file. ValueError for what is no digest."""
+    return f"{layout_file(digest).removesuffix('.json')}-spare.json"
+
+
+def parse_spare_layout(name: str) -> str | None:
+    """Return the digest of the layout whose second copy has this name, None for any other name."""
+    match = _SPARE.fullmatch(name)
+    return match[1] if match else None
+
+
 def parse_layout(name: str) -> str | None:
     """Return the digest of the layout whose file has this name, None for any other name."""
     match = _LAYOUT.fullmatch(name)
@@ -153,6 +167,6 @@ def parse_partial(name: str) -> tuple[str, str] | None:
     if match is None:
         return None
     known = match[1] in (RUN, MANIFEST) or any(
-        parse(match[1]) is not None for parse in (parse_image, parse_record, parse_layout)
+        parse(match[1]) is not None for parse in (parse_image, parse_record, parse_layout, parse_spare_layout)
     )
     return (match[1], match[2]) if known else None

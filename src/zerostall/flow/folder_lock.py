@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from typing import TYPE_CHECKING
 
 from zerostall.errors import RunBusyError
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LOCK = "run.lock"
+_TRIES = 20
+_PAUSE = 0.01
 
 
 class FolderLock:
@@ -25,15 +28,24 @@ class FolderLock:
     def __init__(self, where: Path) -> None:
         self._fd = os.open(where / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.close()
-            raise RunBusyError(
-                f"another agent writes to {where}", hint="end the other job, or give this one a folder of its own"
-            ) from None
+            if not self._lock():
+                self.close()
+                raise RunBusyError(
+                    f"another agent writes to {where}", hint="end the other job, or give this one a folder of its own"
+                )
         except OSError as error:
             # Some network file systems have no locks: one writer is then the user's promise.
             say_once(f"lock:{where}", "%s: this file system has no locks (%s); keep to one job a folder", where, error)
+
+    def _lock(self) -> bool:
+        """An agent lets go a moment after its trainer has ended: it is asked more than once."""
+        for _ in range(_TRIES):
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                time.sleep(_PAUSE)
+        return False
 
     def is_of(self, where: Path) -> bool:
         """Is it still the lock that others would find there?"""

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerostall import native
-from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
 from zerostall.core.candidates import Past
@@ -32,6 +31,7 @@ from zerostall.tiers.files import (
     write_file,
     write_whole,
 )
+from zerostall.tiers.layout_files import LayoutFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,7 +53,7 @@ class DiskTier:
         self.where = where
         self._pool = pool
         self._direct = direct
-        self._layouts: dict[str, Layout] = {}
+        self._layouts = LayoutFiles(where)
         self._staging: dict[int, Path] = {}
         self._drafts: set[int] = set()
         self._left: set[Path] = set()
@@ -65,7 +65,7 @@ class DiskTier:
         folder = self._draft_folder(step)
         with storage_errors(folder, f"step {step}", image.layout.nbytes):
             folder.mkdir(parents=True, exist_ok=True)
-            self._write_layout(image.layout)
+            self._layouts.write(image.layout)
             require_room(self.where, image.layout.nbytes)
             self._write_image(folder / names.image_file(image.record.rank), image)
             write_file(folder / names.record_file(image.record.rank), manifests.encode_record(image.record))
@@ -132,18 +132,21 @@ class DiskTier:
     def get(self, step: int, rank: int, address: int) -> Stored:
         stored = self.open(step, rank)
         path = self._folder(step) / names.image_file(rank)
-        with opened(path) as fd:
-            read = native.FileRead(
-                self._pool,
-                fd,
-                address,
-                stored.record.nbytes,
-                chunk_bytes=stored.record.chunk_bytes,
-                checksums=stored.record.checksums,
-                direct=self._direct,
-            )
-            with storage_errors(path, f"step {step}", 0, doing="read"):
-                read.wait(None)
+        try:
+            with opened(path) as fd:
+                read = native.FileRead(
+                    self._pool,
+                    fd,
+                    address,
+                    stored.record.nbytes,
+                    chunk_bytes=stored.record.chunk_bytes,
+                    checksums=stored.record.checksums,
+                    direct=self._direct,
+                )
+                with storage_errors(path, f"step {step}", 0, doing="read"):
+                    read.wait(None)
+        except FileNotFoundError:
+            raise CorruptError(f"{path} is missing") from None
         if read.bad:
             raise CorruptError(
                 f"{path}: {len(read.bad)} of {len(stored.record.checksums)} chunks fail their checksum, "
@@ -161,17 +164,7 @@ class DiskTier:
 
     def layout(self, digest: str) -> Layout:
         """The layout of that digest, checked."""
-        if digest not in self._layouts:
-            path = self.where / names.LAYOUTS / names.layout_file(digest)
-            try:
-                data = read_file(path)
-            except FileNotFoundError:
-                raise CorruptError(f"{path} is missing") from None
-            decoded = layouts.decode(data, source=str(path))
-            if decoded.digest != digest:
-                raise CorruptError(f"{path} holds another layout than its name says")
-            self._layouts[digest] = decoded
-        return self._layouts[digest]
+        return self._layouts.get(digest)
 
     def pin(self, step: int, pinned: bool = True) -> None:
         """Mark a committed step so that retention never evicts it (or no longer)."""
@@ -298,15 +291,6 @@ class DiskTier:
             )
         if staged:
             fsync_folder(self.where)
-
-    def _write_layout(self, layout: Layout) -> None:
-        path = self.where / names.LAYOUTS / names.layout_file(layout.digest)
-        if layout.digest in self._layouts and path.exists():
-            return
-        path.parent.mkdir(exist_ok=True)
-        write_whole(path, layouts.encode(layout))
-        fsync_folder(self.where)
-        self._layouts[layout.digest] = layout
 
     def _write_image(self, path: Path, image: Image) -> None:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
