@@ -80,10 +80,12 @@ def test_both_folders_are_synced_before_the_step_is_announced(calls: list[Call],
 
 
 def test_the_layout_is_durable_before_the_first_manifest(calls: list[Call]) -> None:
-    (renamed,) = of(calls, "rename", "/layouts/")
-    synced = [call for call in calls if call.op == "fsync" and call.path.endswith("/layouts") and call.after(renamed)]
     (published,) = of(calls, "rename", "step-000000000001/manifest.json")
-    assert any(published.after(sync) for sync in synced)
+    renamed = [call for call in of(calls, "rename", "/layouts/") if published.after(call)]
+    synced = [call for call in calls if call.op == "fsync" and call.path.endswith("/layouts")]
+    assert renamed
+    for copy in renamed:
+        assert any(sync.after(copy) and published.after(sync) for sync in synced), copy.second
 
 
 def test_the_trainer_does_no_file_work_in_the_run_folder(calls: list[Call]) -> None:
