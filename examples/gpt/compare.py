@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -50,5 +51,10 @@ def compare(console: Console, folder: Path, plot: Path, *, short: bool) -> None:
         "per save,\nbackground work included. Medians of alternating blocks with and without, each system in a process "
         "of its own."
     )
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load > cores + 1:
+        console.print(f"[yellow]this machine is busy (load {load:.1f} on {cores} cores): these times are rough")
+    if short:
+        console.print("--short takes few samples: for a better look leave it out, or see `make bench`")
     step_times(found, plot)
     console.print(f"plot of the step times: {plot}")
