@@ -49,6 +49,8 @@ def agent_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict
     """The environment of processes that share an agent of this test's own, which is ended afterwards."""
     folder = tmp_path_factory.mktemp("agent")
     environment = {**os.environ, "ZEROSTALL_RUNTIME_DIR": str(folder), "ZEROSTALL_AGENT_IDLE": "60"}
+    if path := os.environ.get("PYTHONPATH"):  # processes start in folders of their own
+        environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in path.split(os.pathsep))  # noqa: PTH100
     yield environment
     stop_agent(folder)
 
