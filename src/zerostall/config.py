@@ -57,6 +57,11 @@ def copy_threads() -> int:
     return int(chosen)
 
 
+def restore_threads() -> int:
+    """How many threads bring a snapshot back into tensors, while training waits for nothing else."""
+    return max(copy_threads(), min(8, _cores()))
+
+
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
     """What an agent is started with.

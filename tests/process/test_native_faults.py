@@ -182,7 +182,8 @@ print("fine")
 
 
 def test_ending_the_interpreter_with_work_under_way() -> None:
-    code = PRELUDE + "job = write(); capture = read()\nsys.stdout.write('fine')"
+    code = PRELUDE + "write().wait(); read(); sys.last = segment; under_way = [write() for _ in range(20)]\n"
+    code += "sys.stdout.write('fine')"
     for direct in (True, False):
         done = run(code, Path("/dev/shm/zerostall-test-exit"), direct=direct)
         Path("/dev/shm/zerostall-test-exit").unlink()

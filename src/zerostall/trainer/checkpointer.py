@@ -237,7 +237,7 @@ class Checkpointer:
         self._require_open()
         self._settle()
         request = restoring.Request(step, required, only, rename, strict, prefixes)
-        outcome = restoring.restore(self._link, self._mappings, self._captures.pool, self._state, request, self._where)
+        outcome = restoring.restore(self._link, self._mappings, self._state, request, self._where)
         self.stats.restored_from = outcome.tier
         self._ledger.resume(outcome.step, outcome.seen)
         return outcome.step or 0

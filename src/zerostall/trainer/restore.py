@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerostall import native
+from zerostall import config, native
 from zerostall.core import candidates
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from zerostall.trainer.link import Link
     from zerostall.trainer.mappings import Mappings
-    from zerostall.trainer.state import State
+    from zerostall.trainer.state import RestoreReport, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Mapped:
     verified: bool
 
 
-def restore(link: Link, mappings: Mappings, pool: native.Pool, state: State, request: Request, where: Path) -> Outcome:
+def restore(link: Link, mappings: Mappings, state: State, request: Request, where: Path) -> Outcome:
     """Restore the newest clean copy that `request` allows; raises as `Checkpointer.restore` says."""
     found, _ = link.ask(m.Find)
     assert isinstance(found, m.Found)
@@ -78,7 +78,7 @@ def restore(link: Link, mappings: Mappings, pool: native.Pool, state: State, req
         label = f"step {copy.step} in {copy.tier}"
         try:
             with _mapped(link, mappings, copy) as mapped:
-                _put_back(pool, state, request, mapped, label)
+                _put_back(state, request, mapped, label)
                 return Outcome(copy.step, seen, copy.tier)
         except (MismatchError, VersionError):
             raise
@@ -125,8 +125,17 @@ def _checked(answer: m.Fetched, segment: native.Segment) -> Mapped:
     return Mapped(Stored(layout, record), segment, segment.address + answer.offset, answer.verified)
 
 
-def _put_back(pool: native.Pool, state: State, request: Request, mapped: Mapped, label: str) -> None:
+def _put_back(state: State, request: Request, mapped: Mapped, label: str) -> None:
     start = time.perf_counter()
+    pool = native.Pool("restore", config.restore_threads())  # training waits: all cores may help
+    try:
+        report = _write(pool, state, request, mapped, label)
+    finally:
+        pool.close()
+    log.info("restored %s in %.3f s: %s", label, time.perf_counter() - start, report)
+
+
+def _write(pool: native.Pool, state: State, request: Request, mapped: Mapped, label: str) -> RestoreReport:
     stored = mapped.stored
     targets = state.targets(
         stored, only=request.only, rename=request.rename, strict=request.strict, prefixes=request.prefixes
@@ -145,5 +154,4 @@ def _put_back(pool: native.Pool, state: State, request: Request, mapped: Mapped,
         native.Scatter(
             pool, plan_of(stored.layout), tensors, mapped.address, targets.entries, checksums=checksums
         ).wait(None)
-    report = state.accept(targets, mapped.segment.view(mapped.address - mapped.segment.address, stored.layout.nbytes))
-    log.info("restored %s in %.3f s: %s", label, time.perf_counter() - start, report)
+    return state.accept(targets, mapped.segment.view(mapped.address - mapped.segment.address, stored.layout.nbytes))
