@@ -329,9 +329,8 @@ void bind_copies(nb::module_& m) {
                   "pieces: collections.abc.Sequence[int] | None = None, *, "
                   "checksums: collections.abc.Sequence[int] | None = None) -> None"),
           "targets[i] receives piece pieces[i]; None: all pieces.\n\n"
-          "With `checksums` each chunk is checked before any of its bytes is written; the first that fails "
-          "ends the "
-          "job with CorruptError, and what was written by then stays.");
+          "With `checksums` each chunk is checked while it is copied; the first that fails ends the job with "
+          "CorruptError, and what was written by then stays.");
 }
 
 void bind_files(nb::module_& m) {

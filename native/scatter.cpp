@@ -6,6 +6,9 @@
 #include "error.hpp"
 
 namespace zs {
+namespace {
+constexpr uint64_t kStreamed = 16 << 10;  // runs from this length on are checked while they are copied
+}
 void Scatter::check(const Plan& plan, const Arrays& targets, const std::vector<uint32_t>& pieces) {
   if (targets.data.size() != pieces.size())
     throw Error(Kind::usage, std::to_string(targets.data.size()) + " targets for " +
@@ -63,16 +66,32 @@ Scatter::Scatter(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays targ
 void Scatter::work(uint64_t unit) {
   const Share& share = shares_[unit];
   const uint64_t begin = plan_->chunk_begin(share.chunk), end = plan_->chunk_end(share.chunk);
-  if (!checksums_.empty() && crc32c(image_ + begin, end - begin) != checksums_[share.chunk])
-    throw Error(Kind::corrupt, "chunk " + std::to_string(share.chunk) + " of " +
-                                   std::to_string(plan_->chunks()) + " fails its checksum");
+  const bool checking = !checksums_.empty();
+  uint64_t checked = begin;  // the checksum covers [begin, checked)
+  uint32_t value = 0;
+  const auto check_to = [&](uint64_t to) {
+    if (checking) value = crc32c(image_ + checked, to - checked, value);
+    checked = to;
+  };
   for (size_t k = share.first; k < share.last; ++k) {
     const uint64_t offset = plan_->offset(pieces_[k]);
     const uint64_t from = std::max(begin, offset), to = std::min(end, offset + plan_->size(pieces_[k]));
     if (from >= to) continue;
-    scatter(targets_.data[k], image_ + from, (*targets_.geometries)[k], from - offset, to - offset);
+    const Geometry& geometry = (*targets_.geometries)[k];
+    check_to(from);
+    if (checking && geometry.contiguous() && to - from >= kStreamed) {
+      value = crc32c_copy(targets_.data[k] + (from - offset), image_ + from, to - from, value);
+      checked = to;
+    } else {
+      check_to(to);
+      scatter(targets_.data[k], image_ + from, geometry, from - offset, to - offset);
+    }
     add_progress(to - from);
   }
+  check_to(end);
+  if (checking && value != checksums_[share.chunk])
+    throw Error(Kind::corrupt, "chunk " + std::to_string(share.chunk) + " of " +
+                                   std::to_string(plan_->chunks()) + " fails its checksum");
 }
 
 }  // namespace zs

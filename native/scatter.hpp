@@ -12,9 +12,8 @@
 
 namespace zs {
 
-// A unit is a chunk that holds wanted bytes. With checksums, a chunk is checked before its bytes are written
-// to any target, and read a second time from the cache: unverified bytes never get into a tensor. The first
-// chunk that fails ends the job with Kind::corrupt; chunks that were written by then stay written.
+// A unit is a chunk that holds wanted bytes. With checksums, each chunk is checked while it is copied: memory
+// is read once. The first chunk that fails ends the job with Kind::corrupt; what was written by then stays.
 class Scatter final : public Job {
  public:
   // targets[i] receives piece pieces[i] of the plan; pieces rise. Image and arrays must live until the job is

@@ -61,7 +61,8 @@ class Mappings:
         try:
             yield segment
         finally:
-            segment.close()
+            # Taking gigabytes out of the page table takes a while that training need not wait for.
+            threading.Thread(target=segment.close, name="zerostall unmap", daemon=True).start()
 
     def keep_only(self, key: int | None) -> None:
         """Let go of all other segments. Nothing may be reading or writing them."""

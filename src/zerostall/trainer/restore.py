@@ -91,7 +91,11 @@ def restore(link: Link, mappings: Mappings, state: State, request: Request, wher
 def _nothing(request: Request, where: Path, damaged: Mapping[str, str], seen: frozenset[Past]) -> Outcome:
     reasons = "; ".join(f"{what}: {why}" for what, why in damaged.items())
     if damaged:
-        raise CorruptError(f"no clean copy is left in {where}: {reasons}", hint="see `zerostall verify`")
+        raise CorruptError(
+            f"no clean copy is left in {where}: {reasons}",
+            hint="see `zerostall verify`; a copy that failed half-way has overwritten part of this state: "
+            "make it anew before you train on it",
+        )
     if request.step is not None:
         known = ", ".join(map(str, sorted({past.step for past in seen}))) or "none"
         raise SnapshotNotFoundError(f"no step {request.step} in {where}; steps there: {known}")
@@ -150,8 +154,8 @@ def _write(pool: native.Pool, state: State, request: Request, mapped: Mapped, la
     if targets.entries:
         tensors = native.Tensors(targets.tensors, [False] * len(targets.tensors))
         tensors.refresh()
-        checksums = None if mapped.verified else record.checksums
+        # Checked once more on this last hop even where the agent has just checked: it costs nothing while copying.
         native.Scatter(
-            pool, plan_of(stored.layout), tensors, mapped.address, targets.entries, checksums=checksums
+            pool, plan_of(stored.layout), tensors, mapped.address, targets.entries, checksums=record.checksums
         ).wait(None)
     return state.accept(targets, mapped.segment.view(mapped.address - mapped.segment.address, stored.layout.nbytes))
