@@ -288,6 +288,16 @@ def test_skip_counts_and_says_so_and_the_newest_gets_to_disk(where: Path) -> Non
     assert saved(where)[-1] == newest
 
 
+def test_a_last_save_that_was_skipped_is_said(where: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ckpt = zerostall.Checkpointer(where, state={"w": torch.zeros(BIG)})
+    ckpt.restore()
+    step = 0
+    while not ckpt.save(step).skipped:
+        step += 1
+    ckpt.close()
+    assert f"the last save, of step {step}, was skipped" in caplog.text
+
+
 def test_a_waited_for_step_is_not_replaced_by_newer_ones(where: Path) -> None:
     state = {"w": torch.zeros(BIG)}
     with zerostall.Checkpointer(where, keep=100, state=state) as ckpt:

@@ -97,6 +97,7 @@ class Checkpointer:
         self._shelf = Shelf(self._condition)
         self._ledger = Ledger(self._where, self._condition, self.stats)
         self._flight: Flight | None = None
+        self._last_skipped: int | None = None
         self._closed = False
         hello = m.Hello(
             id=0,
@@ -162,6 +163,7 @@ class Checkpointer:
         taken = self._captures.take(when_busy or self._options.when_busy)
         if taken is None:
             self.stats.skipped += 1
+            self._last_skipped = step
             self.stats.record_call(time.perf_counter() - start)
             return Saving(step, self._condition, skipped="no slot is free: an older snapshot is still on its way")
         saving = Saving(step, self._condition, urge=self._urge, seen=self._look_back, reported=self._ledger.reported)
@@ -255,6 +257,13 @@ class Checkpointer:
         try:
             self._settle()
             newest = self._ledger.newest()
+            if self._last_skipped is not None and (newest is None or newest.step < self._last_skipped):
+                log.warning(
+                    "the last save, of step %d, was skipped: the newest snapshot is of step %s. Say when_busy='wait' "
+                    "for the last save of a run",
+                    self._last_skipped,
+                    newest.step if newest else "none",
+                )
             if newest is not None:
                 newest.wait("disk")
                 self._link.ask(m.Tidy)
