@@ -31,7 +31,7 @@ class HandTrainer:
         self.channel.socket.settimeout(30)
         self.events: list[m.Message] = []
         fields = {"rank": 0, "world": 1, "rules": RULES, **hello}
-        self.welcome = self.ask(m.Hello(id=1, protocol=m.PROTOCOL, pid=os.getpid(), where=str(where), **fields))
+        self.welcome = self.ask(m.Hello(id=1, protocol=m.PROTOCOL, pid=os.getpid(), where=os.fsencode(where), **fields))
         self.segment: native.Segment | None = None
 
     def ask(self, request: m.Message, *fds: int):

@@ -6,12 +6,17 @@ python -m crash.trainer WHERE --steps 100        (from tests/, or through crash.
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+import threading
 import time
+from pathlib import Path
 
 import torch
 
 import zerostall
 import zerostall.trainer.checkpointer
+from crash.live import Run
 from crash.states import Job
 
 # What torch and zerostall load only when it is first used is loaded before the fork; threads would not outlive it.
@@ -27,7 +32,11 @@ def main(words: list[str]) -> int:
     parser.add_argument("--when-busy", default="skip")
     parser.add_argument("--keep", type=int, default=3)
     parser.add_argument("--scale", type=int, default=4)
+    parser.add_argument("--worker", action="store_true", help="fork a child that does nothing, as a data loader does")
+    parser.add_argument("--ending", help="save twice and then run this, instead of training")
     options = parser.parse_args(words)
+    if options.ending is not None:
+        return end(options.where, options.ending)
     job = Job(options.scale)
     with zerostall.Checkpointer(options.where, keep=options.keep, when_busy=options.when_busy, **job.state()) as ckpt:
         step = ckpt.restore()
@@ -35,6 +44,8 @@ def main(words: list[str]) -> int:
         if problem := job.difference(step):
             print("WRONG", problem, flush=True)
             return 3
+        if options.worker:
+            start_worker()
         pending: list[zerostall.Saving] = []
         while step < options.steps:
             step = job.train_one_step()
@@ -50,7 +61,21 @@ def main(words: list[str]) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    import sys
+def end(where: str, code: str) -> int:
+    run = Run(Path(where))
+    run.save().wait()
+    run.ckpt.save(run.job.train_one_step(), when_busy="wait")
+    exec(code, {"run": run, "os": os, "sys": sys, "threading": threading, "time": time})
+    return 0
 
+
+def start_worker() -> None:
+    worker = os.fork()
+    if worker == 0:
+        time.sleep(600)
+        os._exit(0)
+    print("worker", worker, flush=True)
+
+
+if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

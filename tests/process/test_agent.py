@@ -178,7 +178,7 @@ def test_a_hostile_message_costs_only_its_own_connection(folder: Path, where: Pa
     for path in ("relative/path", "/x"):
         tool = visit(folder)
         assert tool is not None
-        tool.send(m.Hello(id=1, protocol=m.PROTOCOL, pid=1, where=path, rank=5, world=2, rules=RULES))
+        tool.send(m.Hello(id=1, protocol=m.PROTOCOL, pid=1, where=path.encode(), rank=5, world=2, rules=RULES))
         ((answer, _),) = tool.receive()
         assert isinstance(answer, m.Refused)
         tool.close()

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import logging
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
 from zerostall import config
+from zerostall.agent.door import Door
 from zerostall.agent.service import Service
 from zerostall.telemetry import log
 from zerostall.wire import rendezvous
@@ -30,33 +29,22 @@ def main(arguments: list[str]) -> int:
     # Detach before anything starts a thread. The parent ends at once, so whoever launched us has no child to reap.
     if options.detach and os.fork() > 0:
         return 0
-    lock = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        door = Door(folder)
     except BlockingIOError:
         return 0
     with contextlib.suppress(OSError):  # the agent never pushes training off a core when it wakes up
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    path = rendezvous.socket_path(folder)
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    mask = os.umask(0o177)
-    try:
-        listener.bind(os.fspath(path))
-    finally:
-        os.umask(mask)
-    service = Service(settings, listener)
+    service = Service(settings, door)
     signal.signal(signal.SIGTERM, lambda *_: service.stop())
     signal.signal(signal.SIGINT, lambda *_: service.stop())
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    listener.listen(64)
     log.info("agent %d serves %s, budget %d bytes", os.getpid(), folder, settings.host_budget)
     try:
         service.serve()
     finally:
-        path.unlink(missing_ok=True)
-        listener.close()
+        door.close()
     return 0
 
 

@@ -135,7 +135,7 @@ class Fetches:
             created = self._disk.manifest(step).created
             self._disk.open(step, rank)
         except (ZerostallError, OSError) as error:
-            why = str(error.args[0] if error.args else error)
+            why = m.plain(str(error.args[0] if error.args else error))
             return m.CopyFacts(step=step, tier="disk", clean=False, created=created, reason=why)
         return m.CopyFacts(step=step, tier="disk", clean=True, created=created)
 

@@ -215,7 +215,7 @@ class Run:
     def report(self, berth: Berth) -> m.RankReport:
         """What `zerostall agent status` shows of one rank."""
         return m.RankReport(
-            where=str(self.where),
+            where=m.plain(str(self.where)),
             rank=berth.rank,
             world=self.world,
             trainer_pid=berth.client.pid if berth.client else None,
@@ -223,7 +223,7 @@ class Run:
             host_steps=tuple(berth.clean_steps()),
             disk_steps=tuple(self.folder.disk.steps()),
             trickling=self._flight.order.step if self._flight else None,
-            last_error=self.last_error,
+            last_error=m.plain(self.last_error),
         )
 
     def busy(self) -> bool:
@@ -326,7 +326,7 @@ class Run:
                 step=step,
                 tier="disk",
                 kind=type(error).__name__,
-                message=str(error.args[0]),
+                message=m.plain(str(error.args[0])),
                 hint=error.hint,
                 errno=number,
             )

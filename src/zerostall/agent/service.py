@@ -33,20 +33,22 @@ from zerostall.wire import messages as m
 from zerostall.wire.channel import Channel, ClosedError, drop, peer
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
+    from zerostall.agent.door import Door
     from zerostall.config import AgentSettings
 
 DISK_THREADS = 4
+_DOOR_SECONDS = 1.0
 
 
 class Service:
     """Everything one agent does, on the thread that calls `serve`."""
 
-    def __init__(self, settings: AgentSettings, listener: socket.socket) -> None:
+    def __init__(self, settings: AgentSettings, door: Door) -> None:
         self._settings = settings
-        self._listener = listener
+        self._door = door
+        self._listener = door.listener
         self._selector = selectors.DefaultSelector()
         self._clients: dict[Client, tuple[Run, Berth] | None] = {}
         self._runs: dict[Path, Run] = {}
@@ -56,13 +58,13 @@ class Service:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._started = time.monotonic()
         self._last_use = self._started
+        self._looked = self._started
         self._leaving = False
 
     # ------------------------------------------------------------------------------------------------- the loop
 
     def serve(self) -> None:
         """Serve until idle for long enough, or told to stop."""
-        self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
         while not self._leaving:
@@ -76,6 +78,7 @@ class Service:
             for run in self._runs.values():
                 run.advance()
             self._sweep()
+            self._mind_the_door()
             self._leaving = self._leaving or self._idle_too_long()
         self._close()
 
@@ -91,10 +94,21 @@ class Service:
 
     def _patience(self) -> float:
         retries = [wait for run in self._runs.values() if (wait := run.retry_in()) is not None]
-        return min([*retries, max(0.05, min(60.0, self._settings.idle_seconds / 4))])
+        return min([*retries, max(0.05, min(_DOOR_SECONDS, self._settings.idle_seconds / 4))])
 
     def _woken(self) -> None:
         os.eventfd_read(self._wake)
+
+    def _mind_the_door(self) -> None:
+        """Once in a while: can the agent still be found?"""
+        if time.monotonic() - self._looked < _DOOR_SECONDS or self._door.displaced:
+            return
+        self._looked = time.monotonic()
+        if self._door.check() or self._door.displaced:
+            self._selector.unregister(self._listener)
+        if self._door.listener is not self._listener:
+            self._listener = self._door.listener
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def _accept(self) -> None:
         try:
@@ -167,7 +181,8 @@ class Service:
         busy = bool(self._clients) or any(run.busy() and run.retry_in() is None for run in self._runs.values())
         if busy:
             self._last_use = time.monotonic()
-        return time.monotonic() - self._last_use > self._settings.idle_seconds
+            return False
+        return self._door.displaced or time.monotonic() - self._last_use > self._settings.idle_seconds
 
     def _close(self) -> None:
         log.info("leaving after %.0f s", time.monotonic() - self._started)
@@ -230,7 +245,7 @@ class Service:
                 f"the agent speaks protocol {m.PROTOCOL}, this trainer {hello.protocol}",
                 hint="stop the old agent with `zerostall agent stop`",
             )
-        where = Path(hello.where)
+        where = Path(os.fsdecode(hello.where))
         if not where.is_absolute() or not 0 <= hello.rank < hello.world:
             raise FormatError(f"no rank {hello.rank} of {hello.world} at {hello.where!r}")
         where = where.resolve()

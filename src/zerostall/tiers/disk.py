@@ -195,7 +195,7 @@ class DiskTier:
         aside = [step for step in self.steps() if step in numbers and Past(step, self.created(step)) in known]
         for step in aside:
             target = self.where / names.rewound_folder(step)
-            if discard(target / names.MANIFEST) and not self._remove(target):
+            if (target.is_symlink() or discard(target / names.MANIFEST)) and not self._remove(target):
                 out_of_the_way = self._aside_of(step)
                 target.rename(out_of_the_way)
                 self._left.add(out_of_the_way)
@@ -258,7 +258,7 @@ class DiskTier:
         folder = self._staging.get(step)
         if folder is None and _committed(final):
             folder = self._staging[step] = self._aside_of(step)
-        elif folder is None and step not in self._drafts and final.exists():
+        elif folder is None and step not in self._drafts:
             self._remove(final)
             self._left.discard(final)  # of an earlier life: nothing of it may get into this one
         self._drafts.add(step)
@@ -341,6 +341,8 @@ class DiskTier:
 def _committed(folder: Path) -> bool:
     """Is a manifest there? One that cannot be looked at counts: it is for its reader to say what is wrong with it."""
     try:
+        if folder.is_symlink():
+            return False
         (folder / names.MANIFEST).lstat()
     except (FileNotFoundError, NotADirectoryError):
         return False

@@ -169,11 +169,14 @@ def fsync_folder(folder: Path) -> None:
 
 
 def remove_tree(folder: Path) -> bool:
-    """Remove a folder and what is in it; False, and a line in the log, when something could not be removed."""
+    """Remove a folder and what is in it, or a link in its place, but not what that leads to.
+
+    False, and a line in the log, when something could not be removed.
+    """
     if not os.path.lexists(folder):
         return True
     try:
-        _retried(lambda: shutil.rmtree(folder))
+        _retried(folder.unlink if folder.is_symlink() else lambda: shutil.rmtree(folder))
     except OSError as error:
         if not os.path.lexists(folder):
             return True

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from zerostall import native
 from zerostall.core import layout as layouts
 from zerostall.core.layout import CHUNK, Layout
-from zerostall.errors import WaitTimeoutError
+from zerostall.errors import AgentError, WaitTimeoutError
 from zerostall.telemetry import log
 from zerostall.trainer.memory import Memory, Shelf
 from zerostall.trainer.state import OutdatedError, State, Survey, Values
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _BUSY_SECONDS = 600.0
 _GRANT_SECONDS = 10.0
+_LEASE_SECONDS = 120.0
+_NO_AGENT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class Captures:
         self._condition = condition
         self._settle = settle
         self._announce = announce
+        self._no_agent_until = 0.0
         self._survey: Survey | None = None
         self._sources: native.Tensors | None = None
         self._plan: native.Plan | None = None
@@ -75,16 +78,22 @@ class Captures:
         """Begin to capture the state as it is now; None when no slot is free and the caller does not wait.
 
         When this returns, everything that the guard does not protect has been copied.
+
+        Raises:
+            AgentError: there is no agent to borrow memory from.
+            CapacityError: its budget is too small.
         """
         survey = self._survey
-        if survey is None or self._shelf.memory is None or not self._state.fits(survey):
+        if survey is None or not self._state.fits(survey):
             survey = self._survey_anew()
+        self._have_memory(survey.layout)
         while (slot := self._take_slot(when_busy)) is not None:
             try:
                 return self._begin(survey, slot)
             except (_Changed, OutdatedError):
                 self._shelf.put_back(slot)
                 survey = self._survey_anew()
+                self._have_memory(survey.layout)
             except BaseException:
                 self._shelf.put_back(slot)
                 raise
@@ -108,7 +117,7 @@ class Captures:
         return Taken(slot, survey.layout, capture, sources, values)
 
     def _survey_anew(self) -> Survey:
-        """Walk the whole state; new memory when its layout is another one than before."""
+        """Walk the whole state."""
         self._settle()
         start = time.perf_counter()
         survey = self._state.survey()
@@ -122,16 +131,28 @@ class Captures:
             layout.nbytes,
             time.perf_counter() - start,
         )
-        memory = self._shelf.memory
-        if memory is None or memory.layout.digest != layout.digest:
-            self._lease(layout)
         return survey
+
+    def _have_memory(self, layout: Layout) -> None:
+        """Images of this layout must fit the slots that are granted: other memory is borrowed when they do not."""
+        memory = self._shelf.memory
+        if memory is not None and memory.layout.digest == layout.digest:
+            return
+        if not self._link.up() and time.monotonic() < self._no_agent_until:
+            raise AgentError("there is still no agent")
+        try:
+            self._lease(layout)
+        except (AgentError, WaitTimeoutError) as error:
+            self._no_agent_until = time.monotonic() + _NO_AGENT_SECONDS
+            raise AgentError(f"no memory could be had from the agent: {error.args[0]}", hint=error.hint) from error
 
     def _lease(self, layout: Layout) -> None:
         """Borrow memory for the layout and touch it, so that no later save pays for page faults."""
         start = time.perf_counter()
         encoded = layouts.encode(layout)
-        answer, fds = self._link.ask(lambda id: m.Lease(id=id, layout=encoded, slots=self._options.slots))
+        answer, fds = self._link.ask(
+            lambda id: m.Lease(id=id, layout=encoded, slots=self._options.slots), timeout=_LEASE_SECONDS
+        )
         assert isinstance(answer, m.Leased)
         segment = self._mappings.get(answer.memory.key, fds[0], answer.memory.nbytes)
         segment.touch(self._options.copy_threads)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerostall.config import IfExists, Policy, WhenBusy, runtime_dir
-from zerostall.errors import CapabilityError, ZerostallError
+from zerostall.errors import AgentError, CapabilityError, WaitTimeoutError, ZerostallError
 from zerostall.telemetry import Stats, log
 from zerostall.trainer import restore as restoring
 from zerostall.trainer.captures import Captures
@@ -26,7 +26,7 @@ from zerostall.trainer.mappings import Mappings
 from zerostall.trainer.memory import Shelf
 from zerostall.trainer.options import Options
 from zerostall.trainer.saving import Saving
-from zerostall.trainer.sealer import Sealer
+from zerostall.trainer.sealer import TOLD_SECONDS, Sealer
 from zerostall.trainer.state import State
 from zerostall.wire import messages as m
 
@@ -99,11 +99,12 @@ class Checkpointer:
         self._flight: Flight | None = None
         self._last_skipped: int | None = None
         self._closed = False
+        self._pid = os.getpid()
         hello = m.Hello(
             id=0,
             protocol=m.PROTOCOL,
             pid=os.getpid(),
-            where=str(self._where),
+            where=os.fsencode(self._where),
             rank=0,
             world=1,
             rules=self._options.rules(),
@@ -160,12 +161,17 @@ class Checkpointer:
         if replace is None:
             return Saving(step, self._condition, skipped=f"step {step} is there already")
         self._look_back()
-        taken = self._captures.take(when_busy or self._options.when_busy)
+        busy = "no slot is free: an older snapshot is still on its way"
+        try:
+            taken = self._captures.take(when_busy or self._options.when_busy)
+        except AgentError as error:
+            taken, busy = None, str(error.args[0])
+            log.error("step %d is not saved: %s", step, error)
         if taken is None:
             self.stats.skipped += 1
             self._last_skipped = step
             self.stats.record_call(time.perf_counter() - start)
-            return Saving(step, self._condition, skipped="no slot is free: an older snapshot is still on its way")
+            return Saving(step, self._condition, skipped=busy)
         saving = Saving(step, self._condition, urge=self._urge, seen=self._look_back, reported=self._ledger.reported)
         flight = Flight(
             run=self._link.welcome.run_id,
@@ -194,6 +200,8 @@ class Checkpointer:
 
     def _protect(self) -> None:
         """Nothing that `save` still has to read may change before this returns."""
+        if self._pid != os.getpid():
+            return  # in a forked child nothing is saved
         flight, self._flight = self._flight, None
         if flight is not None:
             self.stats.record_guard(flight.protect(self._options.guard_bytes()))
@@ -246,16 +254,24 @@ class Checkpointer:
 
     # -------------------------------------------------------------------------------------------------- close
 
-    def close(self) -> None:
+    def close(self, *, timeout: float = 600.0) -> None:
         """Wait until the newest snapshot is on disk, then let go of the agent.
+
+        Args:
+            timeout: seconds; everything is let go of after that in any case.
 
         Raises:
             StorageError, TornError, ...: the newest snapshot did not get to disk.
+            WaitTimeoutError, AgentError: it has not got there yet, or there is no agent to take it there.
         """
         if self._closed:
             return
+        if self._pid != os.getpid():
+            self._closed = True  # a forked child has none of the threads; the parent goes on
+            return
+        deadline = time.monotonic() + timeout
         try:
-            self._settle()
+            self._settle(timeout)
             newest = self._ledger.newest()
             if self._last_skipped is not None and (newest is None or newest.step < self._last_skipped):
                 log.warning(
@@ -265,8 +281,9 @@ class Checkpointer:
                     newest.step if newest else "none",
                 )
             if newest is not None:
-                newest.wait("disk")
-                self._link.ask(m.Tidy)
+                newest.wait("disk", timeout=deadline - time.monotonic())
+                with contextlib.suppress(AgentError, WaitTimeoutError):  # the step is safe, and so is what is left over
+                    self._link.ask(m.Tidy, timeout=max(0.0, deadline - time.monotonic()))
             self._ledger.raise_unreported()
         finally:
             self._shut()
@@ -295,16 +312,18 @@ class Checkpointer:
 
     # --------------------------------------------------------------------------------------------------- within
 
-    def _settle(self) -> None:
+    def _settle(self, timeout: float = TOLD_SECONDS) -> None:
         """Wait until no snapshot is being captured, and the agent has been told of the last one."""
         self._protect()
-        self._sealer.settle()
+        self._sealer.settle(min(timeout, TOLD_SECONDS))
 
     # -------------------------------------------------------------------------------------------------- checks
 
     def _require_open(self) -> None:
         if self._closed:
             raise ValueError("this checkpointer is closed")
+        if self._pid != os.getpid():
+            raise ValueError(f"this checkpointer belongs to process {self._pid}; a forked child needs its own")
 
     # ------------------------------------------------------------------------- what the sealer and the agent say
 
@@ -327,10 +346,17 @@ class Checkpointer:
         for step in self._ledger.urged():
             self._link.tell(m.Promise(step=step), timeout=1.0)
 
-    def _urge(self, step: int) -> None:
-        if self._ledger.urge(step):
-            self._sealer.settle()
-            self._link.tell(m.Promise(step=step), timeout=10.0)
+    def _urge(self, step: int, timeout: float | None) -> None:
+        if not self._ledger.urge(step):
+            return
+        patience = TOLD_SECONDS if timeout is None else min(timeout, TOLD_SECONDS)
+        try:
+            self._sealer.settle(patience)
+        except AgentError:
+            if timeout is None:
+                raise
+        else:
+            self._link.tell(m.Promise(step=step), timeout=min(patience, 10.0))
 
 
 class _Ear:
@@ -362,7 +388,7 @@ def _close_at_exit(owner: Checkpointer):
 
     def close() -> None:
         checkpointer = reference()
-        if checkpointer is None or checkpointer._closed:
+        if checkpointer is None or checkpointer._closed or checkpointer._pid != os.getpid():
             return
         print("zerostall: waiting for the last snapshot to reach the disk", file=sys.stderr)
         try:

@@ -18,7 +18,7 @@ from zerostall.core import backoff
 from zerostall.errors import AgentError, WaitTimeoutError, ZerostallError
 from zerostall.telemetry import log
 from zerostall.wire import messages as m
-from zerostall.wire.channel import Channel, ClosedError, drop
+from zerostall.wire.channel import Channel, ClosedError, drop, peer
 from zerostall.wire.rendezvous import connect_or_start
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 ANSWER_SECONDS = 600.0
 _GREETINGS = 6
+_HELLO_SECONDS = 60.0
+_UP_SECONDS = 60.0
 
 _links: weakref.WeakSet[Link] = weakref.WeakSet()
 
@@ -80,6 +82,10 @@ class Link:
         self._thread = threading.Thread(target=self._listen, name="zerostall link", daemon=True)
         self._thread.start()
 
+    def up(self) -> bool:
+        """Is there an agent at the other end, as far as is known?"""
+        return self._up.is_set()
+
     def tell(self, message: m.Message, timeout: float | None = None) -> bool:
         """Send an event, waiting for an agent while there is none; False when it was not sent.
 
@@ -110,7 +116,7 @@ class Link:
             WaitTimeoutError: no answer in time.
             ZerostallError: what the agent refused it with.
         """
-        if not self._up.wait(timeout):
+        if not self._up.wait(min(timeout, _UP_SECONDS)):
             raise AgentError("there is no agent to ask", hint="see the agent's log; `zerostall agent status`")
         number = next(self._numbers)
         future: Future[Answer] = Future()
@@ -135,12 +141,11 @@ class Link:
     def forget(self) -> None:
         """In a forked child: the connection is the parent's, so only close our copy of the descriptor."""
         self._closed = True
-        os.close(self._channel.fileno())
+        self._channel.socket.close()
 
     def close(self) -> None:
         self._closed = True
-        with self._lock:
-            self._channel.shut()
+        self._channel.shut()  # not under the lock: whoever holds it may be waiting for an agent that does not read
         self._thread.join(5.0)
 
     # ---------------------------------------------------------------------------------------------- the thread
@@ -244,11 +249,19 @@ def _exchange(channel: Channel[m.FromAgent], request: m.Message, *fds: int) -> A
     """
     channel.send(request, *fds)
     wanted = getattr(request, "id")  # noqa: B009 - every request has one; the base class does not
-    while True:
-        for message, received in channel.receive():
+    deadline = time.monotonic() + _HELLO_SECONDS
+    while channel.pending(deadline - time.monotonic()):
+        messages = channel.receive()
+        for number, (message, received) in enumerate(messages, 1):
             if getattr(message, "id", None) != wanted:
                 drop(received)
                 continue
+            channel.keep(messages[number:])  # what came right behind the answer is for the link's thread
             if isinstance(message, m.Refused):
                 raise message.error()
             return message, received
+    pid, _ = peer(channel.socket)
+    raise AgentError(
+        f"the agent, process {pid}, has not answered for {_HELLO_SECONDS:.0f} s",
+        hint="its log may say why; end it with kill -9, and another one starts",
+    )

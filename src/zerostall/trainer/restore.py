@@ -13,11 +13,13 @@ from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core.candidates import Copy, Past
 from zerostall.errors import (
+    AgentError,
     CorruptError,
     FormatError,
     MismatchError,
     SnapshotNotFoundError,
     VersionError,
+    WaitTimeoutError,
 )
 from zerostall.telemetry import log
 from zerostall.tiers.contract import Stored
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from zerostall.trainer.link import Link
     from zerostall.trainer.mappings import Mappings
     from zerostall.trainer.state import RestoreReport, State
+
+_ATTEMPTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,21 @@ class Mapped:
 
 
 def restore(link: Link, mappings: Mappings, state: State, request: Request, where: Path) -> Outcome:
-    """Restore the newest clean copy that `request` allows; raises as `Checkpointer.restore` says."""
+    """Restore the newest clean copy that `request` allows; raises as `Checkpointer.restore` says.
+
+    An agent that dies meanwhile says nothing about the copies: the next one is asked for all of them again.
+    """
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            return _restore(link, mappings, state, request, where)
+        except AgentError as error:
+            if attempt == _ATTEMPTS:
+                raise
+            log.warning("%s: restoring begins again: %s", where, error.args[0])
+    raise AssertionError("unreachable")
+
+
+def _restore(link: Link, mappings: Mappings, state: State, request: Request, where: Path) -> Outcome:
     found, _ = link.ask(m.Find)
     assert isinstance(found, m.Found)
     seen = frozenset(Past(copy.step, copy.created) for copy in found.copies)
@@ -80,7 +98,7 @@ def restore(link: Link, mappings: Mappings, state: State, request: Request, wher
             with _mapped(link, mappings, copy) as mapped:
                 _put_back(state, request, mapped, label)
                 return Outcome(copy.step, seen, copy.tier)
-        except (MismatchError, VersionError):
+        except (MismatchError, VersionError, AgentError, WaitTimeoutError):
             raise
         except (FormatError, SnapshotNotFoundError, OSError) as error:
             damaged[label] = str(error.args[0] if error.args else error)

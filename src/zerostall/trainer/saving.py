@@ -26,7 +26,7 @@ class Saving:
         condition: threading.Condition,
         *,
         skipped: str = "",
-        urge: Callable[[int], None] = lambda step: None,
+        urge: Callable[[int, float | None], None] = lambda step, timeout: None,
         seen: Callable[[], None] = lambda: None,
         reported: Callable[[ZerostallError], None] = lambda error: None,
     ) -> None:
@@ -62,9 +62,10 @@ class Saving:
             raise ValueError(f"no tier {tier!r}: there are 'host' and 'disk'")
         if self.skipped:
             raise ReplacedError(f"step {self.step} was skipped: {self.skipped}", hint="look at Saving.skipped")
+        start = time.monotonic()
         if tier == "disk":
-            self._urge(self.step)
-        self._await(tier, timeout)
+            self._urge(self.step, timeout)
+        self._await(tier, None if timeout is None else timeout - (time.monotonic() - start))
         self._seen()
         self._await(tier, 0.0)  # what was only seen now is raised now
 
@@ -78,7 +79,7 @@ class Saving:
                     raise error
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
-                    raise WaitTimeoutError(f"step {self.step} did not reach the tier {tier!r} in {timeout} s")
+                    raise WaitTimeoutError(f"step {self.step} did not reach the tier {tier!r} in time")
                 self._condition.wait(left)
 
     def __repr__(self) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from zerostall.trainer.memory import Shelf
 
 _NAMED = 5
-_TOLD_SECONDS = 120.0
+TOLD_SECONDS = 120.0
 
 
 class Sealer:
@@ -57,13 +57,13 @@ class Sealer:
 
     def revoke(self, flight: Flight) -> None:
         """A sealed image turned out to be torn: nobody may restore it."""
-        flight.landed.wait(_TOLD_SECONDS)
+        flight.landed.wait(TOLD_SECONDS)
         error = _torn(flight.step, flight.late)
         self._dirty(flight, error)
         self._shelf.revoked(flight.step)
         self._link.tell(m.Revoked(step=flight.step, reason=str(error.args[0])), timeout=10.0)
 
-    def settle(self, timeout: float = _TOLD_SECONDS) -> None:
+    def settle(self, timeout: float = TOLD_SECONDS) -> None:
         """Wait until the agent has been told of every flight.
 
         Raises:

@@ -45,6 +45,7 @@ class Channel(Generic[In]):
         self._decoder = msgspec.msgpack.Decoder(incoming)  # pyright: ignore[reportArgumentType, reportCallIssue]
         self._buffer = bytearray()
         self._fds: deque[int] = deque()
+        self._kept: list[tuple[In, list[int]]] = []
         self._outbox: deque[tuple[memoryview, list[int]]] = deque()
         self._backlog = 0
 
@@ -58,6 +59,8 @@ class Channel(Generic[In]):
 
     def close(self) -> None:
         """Close the socket and every descriptor that nobody took."""
+        for _, fds in self._kept:
+            drop(fds)
         while self._fds:
             os.close(self._fds.popleft())
         self.socket.close()
@@ -110,11 +113,17 @@ class Channel(Generic[In]):
 
     # ---------------------------------------------------------------------------------------------- receiving
 
-    def pending(self) -> bool:
-        """Has the other side said something, or gone, since the last `receive`?"""
+    def pending(self, seconds: float = 0.0) -> bool:
+        """Has the other side said something, or gone, since the last `receive`? Waits that long for it."""
+        if self._kept:
+            return True
         waiting = select.poll()
         waiting.register(self.socket, select.POLLIN)
-        return bool(waiting.poll(0))
+        return bool(waiting.poll(max(0.0, seconds) * 1e3))
+
+    def keep(self, messages: list[tuple[In, list[int]]]) -> None:
+        """Have the next `receive` return these, which were received and are for somebody else."""
+        self._kept += messages
 
     def receive(self) -> list[tuple[In, list[int]]]:
         """Read what has come and return the whole messages in it, each with its file descriptors.
@@ -124,6 +133,9 @@ class Channel(Generic[In]):
         Raises:
             ClosedError: the other side is gone, or said something that is not a message.
         """
+        if self._kept:
+            kept, self._kept = self._kept, []
+            return kept
         try:
             data, ancillary, flags, _ = self.socket.recvmsg(1 << 18, socket.CMSG_SPACE(4 * _FDS_A_READ))
         except (BlockingIOError, InterruptedError):

@@ -19,6 +19,11 @@ from zerostall.core.candidates import Past
 PROTOCOL = 1
 
 
+def plain(text: str) -> str:
+    """A text that may hold a path that is no text: what cannot be encoded is spelled out."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """One message; its tag is its class name."""
 
@@ -47,7 +52,7 @@ class Hello(Message, frozen=True):
     id: int
     protocol: int
     pid: int
-    where: str
+    where: bytes
     rank: int
     world: int
     rules: Rules
@@ -256,7 +261,7 @@ class Refused(Message, frozen=True):
 
     @classmethod
     def of(cls, request: int, error: errors.ZerostallError) -> Refused:
-        text = str(error.args[0]) if error.args else str(error)
+        text = plain(str(error.args[0]) if error.args else str(error))
         number = error.errno if isinstance(error, errors.StorageError) else None
         return cls(id=request, kind=type(error).__name__, message=text, hint=error.hint, errno=number)
 

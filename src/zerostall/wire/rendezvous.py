@@ -21,6 +21,7 @@ from zerostall.wire.channel import Channel, peer
 from zerostall.wire.messages import PROTOCOL, FromAgent
 
 START_SECONDS = 20.0
+_AGAIN_SECONDS = 4.0
 
 
 def socket_path(folder: Path) -> Path:
@@ -100,13 +101,15 @@ def connect_or_start(folder: Path, *, timeout: float = START_SECONDS) -> Channel
         channel = connect(folder)  # another process may have started it meanwhile
         if channel is not None:
             return channel
-        _launch(folder)
         deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            channel = connect(folder)
-            if channel is not None:
-                return channel
-            time.sleep(0.005)
+        while (now := time.monotonic()) < deadline:
+            # More than once: the one before may still be leaving, and an agent that finds another one ends at once.
+            _launch(folder)
+            while time.monotonic() < min(now + _AGAIN_SECONDS, deadline):
+                channel = connect(folder)
+                if channel is not None:
+                    return channel
+                time.sleep(0.005)
     tail = ""
     with contextlib.suppress(OSError):
         tail = log_path(folder).read_text(errors="replace")[-2000:]
@@ -133,4 +136,9 @@ def _launch(folder: Path) -> None:
             stderr=log,
             start_new_session=True,
         )
-    launcher.wait(timeout=START_SECONDS)  # it hands over to its detached child at once, so no zombie is left here
+    try:
+        launcher.wait(timeout=START_SECONDS)  # it hands over to its detached child at once, so no zombie is left here
+    except subprocess.TimeoutExpired:
+        launcher.kill()
+        launcher.wait()
+        raise AgentError(f"starting the agent took more than {START_SECONDS:.0f} s") from None
