@@ -71,6 +71,9 @@ class Expected:
     may: dict[int, list[bytes]] = field(default_factory=dict)
     pinned: set[int] = field(default_factory=set)
 
+    def copy(self) -> Expected:
+        return Expected(dict(self.there), {step: list(c) for step, c in self.may.items()}, set(self.pinned))
+
     def begin(self, act: Act, content: bytes) -> None:
         """The save is under way: both what was and what is to be may be found, but nothing of neither."""
         self.may.setdefault(act.step, []).append(content)

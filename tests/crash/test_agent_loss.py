@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import zerostall.trainer.link
 from crash.conftest import StartAgent
@@ -23,7 +24,7 @@ from crash.script import leftovers
 from hand import agent_pid, kill_agent, wait_until
 from shim.faults import Faults, Shim
 from zerostall import native
-from zerostall.errors import AgentError, RunBusyError, WaitTimeoutError, ZerostallError
+from zerostall.errors import AgentError, CapacityError, RunBusyError, WaitTimeoutError, ZerostallError
 from zerostall.tiers.disk import DiskTier
 from zerostall.wire import messages as m
 from zerostall.wire import rendezvous
@@ -104,6 +105,42 @@ def test_a_first_save_without_an_agent_is_skipped(
         run.save().wait(timeout=60)
         assert run.ckpt.stats.agent_restarts == 1
     assert restored(where) == 4
+
+
+def test_an_agent_that_is_asked_to_leave_finishes_what_it_writes(
+    agent: Child, start_agent: StartAgent, faulty: Shim, where: Path
+) -> None:
+    with Run(where) as run:
+        run.save().wait()
+        with Faults(faulty, op="fsync", match="*/rank-00000.safetensors", hold=True) as held:
+            run.ckpt.save(run.job.train_one_step())
+            wait_until(lambda: held.hits)
+            agent.signal(signal.SIGTERM)
+            train(run, 3)
+        assert agent.wait() == 0
+        assert on_disk(where)[:2] == [1, 2]
+        run.save().wait(timeout=60)
+    assert restored(where) == run.job.clock["step"]
+
+
+def test_memory_that_was_refused_is_not_written_to(start_agent: StartAgent, where: Path) -> None:
+    """A state that has grown beyond the budget is refused at each save; what is in memory stays as it is."""
+    start_agent(ZEROSTALL_HOST_BUDGET="1M")
+    small, large = torch.full((20_000,), 1.0), torch.full((200_000,), 2.0)
+    state = {"t": small}
+    with zerostall.Checkpointer(where, state=state) as ckpt:
+        ckpt.save(1).wait()
+        state["t"] = large
+        for step in (2, 3):
+            with pytest.raises(CapacityError, match="bytes"):
+                ckpt.save(step)
+        state["t"] = small
+        ckpt.save(4, when_busy="wait").wait()
+    state["t"] = torch.zeros(20_000)
+    with zerostall.Checkpointer(where, state=state) as ckpt:
+        assert ckpt.restore(1) == 1
+        assert ckpt.restore() == 4
+    assert torch.equal(state["t"], small)
 
 
 def test_kills_of_the_agent_between_all_calls(agent: Child, start_agent: StartAgent, where: Path) -> None:

@@ -23,7 +23,6 @@ from zerostall.wire import messages as m
 from zerostall.wire.channel import ClosedError
 
 CHANGES = "mkdir,write,allocate,truncate,fsync,fdatasync,rename,link,unlink,rmdir"
-IN_CI = ("first", "pinned, and the first goes", "replaced", "after going back to the third", "the one after that")
 
 
 @dataclass
@@ -92,13 +91,7 @@ def ring(start_agent: StartAgent, faulty: Shim, folder: Path) -> Ring:
     return Ring(start_agent, faulty, folder)
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(number, id=act.name, marks=[] if act.name in IN_CI else [pytest.mark.long])
-        for number, act in enumerate(LIFE)
-    ],
-)
+@pytest.mark.parametrize("number", range(len(LIFE)), ids=[act.name for act in LIFE])
 def test_a_kill_at_every_call(ring: Ring, tmp_path: Path, number: int) -> None:
     base, act = tmp_path / "base", LIFE[number]
     base.mkdir()
@@ -110,7 +103,7 @@ def test_a_kill_at_every_call(ring: Ring, tmp_path: Path, number: int) -> None:
         where = tmp_path / name
         if number:
             shutil.copytree(base, where)
-        return where, Expected(dict(before.there), {s: list(c) for s, c in before.may.items()}, set(before.pinned))
+        return where, before.copy()
 
     calls = ring.watch(*fresh("watched"), act)
     assert len(calls) > 15
@@ -126,3 +119,41 @@ def test_a_kill_at_every_call(ring: Ring, tmp_path: Path, number: int) -> None:
                 error.add_note(f"killed at {call.op} number {nth} after {kill} bytes: {call.path} {call.second}")
                 raise
             shutil.rmtree(where)
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "match"), [("replaced", "rename", "step-*"), ("second", "fsync", "*/manifest.*")]
+)
+def test_a_kill_while_clearing_up_after_a_kill(ring: Ring, tmp_path: Path, name: str, op: str, match: str) -> None:
+    """The agent that comes after a dead one dies, too, at each of the calls with which it puts the folder in order."""
+    base = tmp_path / "base"
+    base.mkdir()
+    number = next(index for index, act in enumerate(LIFE) if act.name == name)
+    before = ring.prepare(base, LIFE[:number])
+    act = LIFE[number]
+
+    def half_done(name: str) -> tuple[Path, Expected]:
+        where, expected = tmp_path / name, before.copy()
+        shutil.copytree(base, where)
+        nth = 2 if op == "rename" else 1
+        ring.die(where, expected, act, Faults(ring.shim, op=op, match=f"{where}/{match}", nth=nth, times=1, kill=0))
+        return where, expected
+
+    where, expected = half_done("watched")
+    ring.alive()
+    with Trace(ring.shim, op=CHANGES, match=f"{where}*") as trace:
+        HandTrainer(ring.runtime, where, rules=RULES).leave()
+    assert len(trace.calls) > 1
+    for nth, call in enumerate(trace.calls, 1):
+        where, expected = half_done(str(nth))
+        ring.alive()
+        assert ring.agent is not None
+        with Faults(ring.shim, op=CHANGES, match=f"{where}*", nth=nth, times=1, kill=0):
+            with pytest.raises(ClosedError):
+                HandTrainer(ring.runtime, where, rules=RULES)
+            ring.agent.wait()
+        try:
+            ring.check(where, expected)
+        except BaseException as error:
+            error.add_note(f"killed again at {call}")
+            raise

@@ -176,6 +176,19 @@ def test_a_failed_step_is_tried_again_without_being_asked(faulty: Shim, where: P
     assert on_disk(where) == [1]
 
 
+def test_a_run_that_loses_nothing_is_not_held_up_by_a_broken_disk(faulty: Shim, where: Path) -> None:
+    """`when_busy="wait"` waits for a disk that is slow, not for one that refuses."""
+    with Run(where, when_busy="wait") as run:
+        run.save().wait()
+        with Faults(faulty, op="write", match=IMAGE, error="EIO"):
+            for _ in range(6):
+                run.save()
+            run.tidy()
+        assert run.ckpt.stats.failed
+        run.save().wait(timeout=60)
+    assert restored(where) == 8
+
+
 def test_an_unreported_failure_is_raised_by_close(faulty: Shim, where: Path) -> None:
     run = Run(where)
     with Faults(faulty, op="write", match=IMAGE, error="EIO"), pytest.raises(StorageError):

@@ -134,10 +134,11 @@ def agent_pid(runtime: Path) -> int | None:
 
 def attack(ring: Ring, rng: random.Random, rounds: int) -> None:
     ring.start()
-    for _ in range(rounds):
+    victims = list(VICTIMS) * (rounds // len(VICTIMS))
+    rng.shuffle(victims)
+    for victim in victims:
         ring.advance(rng.randint(1, 15))
         time.sleep(rng.random() * 0.01)
-        victim = rng.choice(VICTIMS)
         if "agent first" in victim or victim == "agent":
             ring.kill_agent()
         if victim != "agent":

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from zerostall import native
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
-from zerostall.errors import FormatError, SnapshotNotFoundError, StorageError, ZerostallError
+from zerostall.errors import AgentError, FormatError, SnapshotNotFoundError, StorageError, ZerostallError
 from zerostall.flow.worker import Worker
+from zerostall.telemetry import log
 from zerostall.tiers.host import stride_of
 from zerostall.wire import messages as m
 
@@ -47,9 +48,10 @@ class Fetches:
 
         def look() -> None:
             try:
-                copies = host + tuple(self._look_at(step, rank) for step in self._disk.steps())
+                disk = (self._look_at(step, rank) for step in self._disk.steps())
+                copies = host + tuple(copy for copy in disk if copy is not None)
                 answer: m.Message = m.Found(id=request.id, copies=copies)
-            except (ZerostallError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - a trainer waits for the answer
                 answer = m.Refused.of(request.id, _ours(error, self._disk.where))
             self._post(lambda: client.send(answer))
 
@@ -87,7 +89,7 @@ class Fetches:
         def read() -> None:
             try:
                 answer, segment = self._read(request, rank)
-            except (ZerostallError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - a trainer waits for the answer
                 refused = m.Refused.of(request.id, _ours(error, self._disk.where))
                 self._post(lambda: self._give_up(client, request.step, refused))
             else:
@@ -129,18 +131,24 @@ class Fetches:
         self._steps.remove(step)
         client.send(refused)
 
-    def _look_at(self, step: int, rank: int) -> m.CopyFacts:
+    def _look_at(self, step: int, rank: int) -> m.CopyFacts | None:
+        """What there is of a step; None when it has just been evicted."""
         created = 0.0
         try:
             created = self._disk.manifest(step).created
             self._disk.open(step, rank)
+        except SnapshotNotFoundError:
+            return None
         except (ZerostallError, OSError) as error:
             why = m.plain(str(error.args[0] if error.args else error))
             return m.CopyFacts(step=step, tier="disk", clean=False, created=created, reason=why)
         return m.CopyFacts(step=step, tier="disk", clean=True, created=created)
 
 
-def _ours(error: ZerostallError | OSError, where: Path) -> ZerostallError:
+def _ours(error: Exception, where: Path) -> ZerostallError:
     if isinstance(error, ZerostallError):
         return error
-    return StorageError(f"cannot read from {where}: {error.strerror or error}", errno=error.errno)
+    if isinstance(error, OSError):
+        return StorageError(f"cannot read from {where}: {error.strerror or error}", errno=error.errno)
+    log.exception("%s: could not be read", where)
+    return AgentError(f"the agent could not read from {where}: {error!r}", hint="the agent's log says more")

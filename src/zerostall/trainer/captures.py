@@ -138,13 +138,17 @@ class Captures:
         memory = self._shelf.memory
         if memory is not None and memory.layout.digest == layout.digest:
             return
-        if not self._link.up() and time.monotonic() < self._no_agent_until:
-            raise AgentError("there is still no agent")
         try:
+            if not self._link.up() and time.monotonic() < self._no_agent_until:
+                raise AgentError("there is still no agent")
             self._lease(layout)
         except (AgentError, WaitTimeoutError) as error:
+            self._survey = None
             self._no_agent_until = time.monotonic() + _NO_AGENT_SECONDS
             raise AgentError(f"no memory could be had from the agent: {error.args[0]}", hint=error.hint) from error
+        except BaseException:
+            self._survey = None  # the state may be another one by the next save
+            raise
 
     def _lease(self, layout: Layout) -> None:
         """Borrow memory for the layout and touch it, so that no later save pays for page faults."""
