@@ -80,7 +80,7 @@ def test_what_is_not_ours_is_left_alone(tmp_path: Path, pool: native.Pool) -> No
     (tmp_path / "step-000000000002").mkdir()  # never committed
     (tmp_path / "step-3").mkdir()
     (tmp_path / "notes.txt").write_text("mine")
-    outside = tmp_path.parent / "outside"
+    outside = tmp_path.with_name(tmp_path.name + "-outside")
     save(outside, pool, 7)
     (tmp_path / "step-000000000007").symlink_to(outside / "step-000000000007")
     assert [snapshot.step for snapshot in catalog.snapshots(tmp_path)] == [1]

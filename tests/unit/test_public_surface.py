@@ -40,7 +40,7 @@ PARAMETERS = {
     "Checkpointer.save": "self step metric pin if_exists when_busy",
     "Checkpointer.restore": "self step required only rename strict prefixes",
     "Checkpointer.guard": "self",
-    "Checkpointer.close": "self",
+    "Checkpointer.close": "self timeout",
     "Saving.wait": "self tier timeout",
     "Keep": "last every best mode",
     "snapshots": "where",
