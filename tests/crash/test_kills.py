@@ -110,7 +110,8 @@ class Ring:
         log = self._runtime / "agent.log"
         agent = log.read_text(errors="replace")[-3000:] if log.exists() else ""
         trainer = self._where.parent / f"life-{self._lives}"
-        return f"{trainer.read_text()[-3000:]}\n--- the agent's log:\n{agent}"
+        code = self.trainer.code if self.trainer else None
+        return f"exit code {code}\n{trainer.read_text()[-3000:]}\n--- the agent's log:\n{agent}"
 
     def _gone(self) -> bool:
         return self.trainer is None or self.trainer.ended()
