@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <unistd.h>
@@ -11,7 +12,9 @@
 
 #include "capture.hpp"
 #include "crc32c.hpp"
+#include "device.hpp"
 #include "error.hpp"
+#include "pinned.hpp"
 #include "scatter.hpp"
 #include "segment.hpp"
 #include "tensors.hpp"
@@ -35,6 +38,7 @@ void translate(const std::exception_ptr& pending, void*) {
     if (error.kind == zs::Kind::capability) name = "CapabilityError";
     if (error.kind == zs::Kind::format) name = "FormatError";
     if (error.kind == zs::Kind::corrupt) name = "CorruptError";
+    if (error.kind == zs::Kind::device) name = "DeviceError";
     nb::object type = nb::module_::import_("zerostall.errors").attr(name);
     nb::object raised =
         error.kind == zs::Kind::storage ? type(error.what(), "errno"_a = error.code) : type(error.what());
@@ -61,6 +65,35 @@ uint32_t crc32c_of(nb::handle data, uint32_t value) {
 struct Plan {
   std::shared_ptr<const zs::Plan> plan;
 };
+
+// What Python holds of a device; jobs that are under way keep it, but get nothing more done.
+struct Device {
+  std::shared_ptr<zs::Device> device;
+  pid_t owner = ::getpid();
+
+  explicit Device(int ordinal) : device(zs::Device::open(ordinal)) {}
+  Device(const Device&) = delete;
+  ~Device() {
+    if (::getpid() != owner) {  // a forked child has neither its thread nor a driver
+      new std::shared_ptr<zs::Device>(std::move(device));
+      return;
+    }
+    nb::gil_scoped_release release;
+    device->close();
+    device.reset();
+  }
+};
+
+using Streams = std::vector<std::pair<nb::object, uint64_t>>;  // devices and their streams of now
+
+std::vector<zs::Training> trainings_of(const Streams& streams, std::vector<nb::object>* keep) {
+  std::vector<zs::Training> result;
+  for (const auto& [device, stream] : streams) {
+    result.push_back({nb::cast<const Device&>(device).device, pointer<CUstream_st>(stream)});
+    if (keep != nullptr) keep->push_back(device);
+  }
+  return result;
+}
 
 // What Python holds of a job. Whoever lets go of it gives up the job: it is cancelled, and what is in flight
 // is awaited, so that no thread touches the memory of tensors and images that may go next.
@@ -124,6 +157,27 @@ using Verify = JobOf<zs::Verify>;
 using FileWrite = JobOf<zs::FileWrite>;
 using FileRead = JobOf<zs::FileRead>;
 
+void bind_devices(nb::module_& m) {
+  nb::class_<Device>(m, "Device", "A CUDA device as captures use it: copy streams, a thread, spare memory.")
+      .def(nb::init<int>(), "ordinal"_a, nogil(),
+           "CapabilityError: there is no driver. DeviceError: the driver refuses.")
+      .def_prop_ro("ordinal", [](const Device& d) { return d.device->ordinal(); })
+      .def_prop_ro(
+          "reserved", [](const Device& d) { return d.device->vram()->reserved(); },
+          "Bytes of the device's memory that are kept for pending chunks.")
+      .def(
+          "reserve",
+          [](const Device& d, uint64_t nbytes, uint64_t block_bytes) {
+            d.device->vram()->reserve(nbytes, block_bytes);
+          },
+          "nbytes"_a, "block_bytes"_a, nogil(),
+          "Take memory of the device for pending chunks of at most `block_bytes`. CapacityError: it has too "
+          "little.")
+      .def(
+          "close", [](const Device& d) { d.device->close(); }, nogil(),
+          "End the thread. Jobs on the device that are not done fail.");
+}
+
 void bind_memory(nb::module_& m) {
   nb::class_<zs::Segment>(m, "Segment",
                           "Shared memory that can neither shrink nor grow, lent by file descriptor.")
@@ -148,6 +202,26 @@ void bind_memory(nb::module_& m) {
           },
           "threads"_a, nogil(),
           "Enter all pages into this process's page table, so that later use does not fault.")
+      .def(
+          "pin",
+          [](const zs::Segment& s, const Device& device, uint64_t stretch, unsigned threads, uint64_t offset,
+             std::optional<uint64_t> nbytes) {
+            const auto& mapping = s.mapping();
+            mapping->attach(nullptr);  // no page is registered twice
+            mapping->attach(std::make_shared<zs::Pinned>(device.device->context(), *mapping, stretch, threads,
+                                                         offset, nbytes.value_or(UINT64_MAX)));
+          },
+          "device"_a, nb::kw_only(), "stretch"_a, "threads"_a, "offset"_a = 0, "nbytes"_a.none() = nb::none(),
+          nogil(),
+          "Touch whole pages, by default all, and register them with CUDA, `stretch` bytes at a time; no "
+          "copy "
+          "may cross the end of one.")
+      .def(
+          "pinned",
+          [](const zs::Segment& s, uint64_t offset) {
+            return s.mapping()->has_guest() && zs::cuda::is_pinned(s.mapping()->data() + offset);
+          },
+          "offset"_a = 0, "Whether the page at `offset` is registered with CUDA.")
       .def(
           "view",
           [](const zs::Segment& s, uint64_t offset, uint64_t nbytes) {
@@ -265,6 +339,9 @@ void bind_tensors(nb::module_& m) {
       .def("refresh", &zs::Tensors::refresh,
            "Read addresses, shapes and versions afresh; the indexes of those that are no longer what they "
            "were.")
+      .def_prop_ro("devices", &zs::Tensors::devices, "Numbers of the CUDA devices that hold some.")
+      .def("let_go", &zs::Tensors::let_go,
+           "Release memory of a device that tensors have left since refresh(). Call it when nothing reads.")
       .def("moved", &zs::Tensors::moved, "Tracked ones that were written to since refresh().")
       .def_prop_ro("pointers", &zs::Tensors::pointers);
 }
@@ -280,22 +357,46 @@ void bind_copies(nb::module_& m) {
       .def(
           "__init__",
           [](Capture* self, nb::object pool, const Plan& plan, nb::object sources, uint64_t image,
-             std::vector<uint32_t> at_once, int announce) {
+             std::vector<uint32_t> at_once, int announce, const Streams& streams,
+             std::optional<uint64_t> ahead) {
             zs::Arrays arrays = nb::cast<zs::Tensors&>(sources).sources();
             const auto& workers = nb::cast<const zs::Pool&>(pool);
-            make(self, {pool, sources}, [&] {
+            std::vector<nb::object> keep{pool, sources};
+            std::vector<zs::Training> trainings = trainings_of(streams, &keep);
+            make(self, std::move(keep), [&] {
               return zs::Capture::begin(workers, plan.plan, std::move(arrays), pointer<std::byte>(image),
-                                        at_once, announce);
+                                        at_once, announce, std::move(trainings),
+                                        ahead.value_or(zs::kForecast));
             });
           },
           "pool"_a, "plan"_a, "sources"_a, "image"_a, nb::kw_only(), "at_once"_a, "announce"_a = -1,
+          "streams"_a = Streams(), "ahead"_a.none() = UINT64_MAX,
           nb::sig("def __init__(self, pool: Pool, plan: Plan, sources: Tensors, image: int, *, "
-                  "at_once: collections.abc.Sequence[int], announce: int = -1) -> None"),
+                  "at_once: collections.abc.Sequence[int], announce: int = -1, "
+                  "streams: collections.abc.Sequence[tuple[Device, int]] = (), ahead: int | None = 2**64 - "
+                  "1) -> None"),
           "Pieces in `at_once` are copied before this returns. Call sources.refresh() right before.\n\n"
-          "At the end 1 is added to the eventfd `announce`, which must stay open until then.")
+          "At the end 1 is added to the eventfd `announce`, which must stay open until then. `streams`: of "
+          "each "
+          "device that holds sources the CUstream that training uses now; everything is read as the work it "
+          "has "
+          "been given leaves it. `ahead`: chunks that a device is given before a guard comes, which can "
+          "then only be waited for; None: as many as should have landed by then, by what was measured "
+          "before.")
       .def(
-          "protect", [](const Capture& c, uint64_t freeze_bytes) { return c.get().protect(freeze_bytes); },
-          nb::kw_only(), "freeze_bytes"_a = 0, nogil(), "Return when no source will be read any more.")
+          "protect",
+          [](const Capture& c, uint64_t freeze_bytes, const Streams& streams) {
+            const std::vector<zs::Training> trainings = trainings_of(streams, nullptr);
+            nb::gil_scoped_release release;
+            return c.get().protect(freeze_bytes, trainings);
+          },
+          nb::kw_only(), "freeze_bytes"_a = 0, "streams"_a = Streams(),
+          nb::sig("def protect(self, *, freeze_bytes: int = 0, "
+                  "streams: collections.abc.Sequence[tuple[Device, int]] = ()) -> Protection"),
+          "Return when no source will be read any more, or by nothing that these streams do not wait for.")
+      .def_prop_ro(
+          "drain_seconds", [](const Capture& c) { return c.job->done() ? c.get().drain_seconds() : 0.0; },
+          "From the beginning until the last chunk of a device had landed, when done.")
       .def_prop_ro(
           "checksums",
           [](const Capture& c) {
@@ -310,27 +411,32 @@ void bind_copies(nb::module_& m) {
       .def(
           "__init__",
           [](Scatter* self, nb::object pool, const Plan& plan, nb::object targets, uint64_t image,
-             std::optional<std::vector<uint32_t>> pieces, std::optional<std::vector<uint32_t>> checksums) {
+             std::optional<std::vector<uint32_t>> pieces, std::optional<std::vector<uint32_t>> checksums,
+             const Streams& streams) {
             zs::Arrays arrays = nb::cast<zs::Tensors&>(targets).targets();
             const auto& workers = nb::cast<const zs::Pool&>(pool);
             if (!pieces) {
               pieces.emplace(plan.plan->pieces());
               for (size_t k = 0; k < pieces->size(); ++k) (*pieces)[k] = static_cast<uint32_t>(k);
             }
-            make(self, {pool, targets}, [&] {
+            std::vector<nb::object> keep{pool, targets};
+            std::vector<zs::Training> trainings = trainings_of(streams, &keep);
+            make(self, std::move(keep), [&] {
               return zs::Scatter::begin(workers, plan.plan, std::move(arrays),
                                         pointer<const std::byte>(image), std::move(*pieces),
-                                        std::move(checksums));
+                                        std::move(checksums), trainings);
             });
           },
           "pool"_a, "plan"_a, "targets"_a, "image"_a, "pieces"_a.none() = nb::none(), nb::kw_only(),
-          "checksums"_a.none() = nb::none(),
+          "checksums"_a.none() = nb::none(), "streams"_a = Streams(),
           nb::sig("def __init__(self, pool: Pool, plan: Plan, targets: Tensors, image: int, "
                   "pieces: collections.abc.Sequence[int] | None = None, *, "
-                  "checksums: collections.abc.Sequence[int] | None = None) -> None"),
-          "targets[i] receives piece pieces[i]; None: all pieces.\n\n"
-          "With `checksums` each chunk is checked while it is copied; the first that fails ends the job with "
-          "CorruptError, and what was written by then stays.");
+                  "checksums: collections.abc.Sequence[int] | None = None, "
+                  "streams: collections.abc.Sequence[tuple[Device, int]] = ()) -> None"),
+          "targets[i] receives piece pieces[i]; None: all pieces. `streams` as for a Capture.\n\n"
+          "With `checksums` each chunk is checked while it is copied (before, where it goes to a device); "
+          "the "
+          "first that fails ends the job with CorruptError, and what was written by then stays.");
 }
 
 void bind_files(nb::module_& m) {
@@ -412,6 +518,7 @@ NB_MODULE(_native, m) {
         return zs::crc32c(pointer<const void>(address), nbytes, value);
       },
       "address"_a, "nbytes"_a, "value"_a = 0, nogil(), "The same of memory by its address.");
+  bind_devices(m);
   bind_memory(m);
   bind_work(m);
   bind_tensors(m);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "crc32c.hpp"
 #include "error.hpp"
@@ -62,37 +63,194 @@ class AtOnce final : public Job {
 }  // namespace
 
 std::shared_ptr<Capture> Capture::begin(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sources,
-                                        std::byte* image, std::span<const uint32_t> at_once, int announce) {
-  std::shared_ptr<Capture> capture(new Capture(pool, std::move(plan), std::move(sources), image));
+                                        std::byte* image, std::span<const uint32_t> at_once, int announce,
+                                        std::vector<Training> trainings, uint64_t ahead) {
+  check(*plan, sources, at_once, trainings);
+  std::vector<Drain> drains;
+  for (Training& training : trainings) {
+    Drain drain = drain_of(*plan, sources, image, at_once, std::move(training), ahead);
+    if (!drain.lane->parts.empty()) drains.push_back(std::move(drain));
+  }
+  std::shared_ptr<Capture> capture(
+      new Capture(pool, std::move(plan), std::move(sources), image, std::move(drains)));
   capture->announce_to(announce);
-  capture->copy_at_once(at_once);
+  try {
+    capture->start_lanes();
+    capture->copy_at_once(at_once);
+  } catch (...) {
+    capture->announce_to(-1);
+    capture->cancel();
+    capture->wait_for(std::nullopt);  // a lane may have begun to read
+    throw;
+  }
   capture->start();
   return capture;
 }
 
-Capture::Capture(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sources, std::byte* image)
-    : Job(pool.workers(), plan->chunks()),
+void check_devices(const Arrays& arrays, std::span<const Training> trainings) {
+  if (!arrays.places) return;
+  for (size_t k = 0; k < arrays.places->size(); ++k) {
+    const auto serves = [place = arrays.place(k)](const Training& one) {
+      return one.device->ordinal() == place;
+    };
+    if (arrays.place(k) != Arrays::kHost && std::none_of(trainings.begin(), trainings.end(), serves))
+      throw Error(Kind::usage, "tensor " + std::to_string(k) + " is on CUDA device " +
+                                   std::to_string(arrays.place(k)) + ", for which no stream was given");
+  }
+}
+
+void Capture::check(const Plan& plan, const Arrays& sources, std::span<const uint32_t> at_once,
+                    std::span<const Training> trainings) {
+  check_devices(sources, trainings);
+  if (sources.data.size() != plan.pieces())
+    throw Error(Kind::usage, std::to_string(sources.data.size()) + " tensors for a plan of " +
+                                 std::to_string(plan.pieces()) + " pieces");
+  for (size_t k = 0; k < plan.pieces(); ++k)
+    if ((*sources.geometries)[k].nbytes != plan.size(k))
+      throw Error(Kind::usage, "tensor " + std::to_string(k) + " has " +
+                                   std::to_string((*sources.geometries)[k].nbytes) +
+                                   " bytes, its piece of the plan " + std::to_string(plan.size(k)));
+  for (uint32_t piece : at_once)
+    if (piece >= plan.pieces())
+      throw Error(Kind::usage, "there is no piece " + std::to_string(piece) + " to copy at once");
+}
+
+Capture::Drain Capture::drain_of(const Plan& plan, const Arrays& sources, std::byte* image,
+                                 std::span<const uint32_t> at_once, Training training, uint64_t ahead) {
+  constexpr uint64_t kAligned = 256;
+  training.device->refuse_capturing(training.stream);
+  const int16_t place = static_cast<int16_t>(training.device->ordinal());
+  Drain drain{std::move(training), std::make_shared<Lane>(), {}, cuda::Way::within};
+  Lane& lane = *drain.lane;
+  lane.way = cuda::Way::to_host;
+  lane.ahead = ahead;
+  lane.pinned = cuda::is_pinned(image);
+
+  const std::shared_ptr<const Route> route = plan.route(sources.places, place);
+  std::vector<CUdeviceptr> from(plan.pieces());
+  for (size_t k = 0; k < plan.pieces(); ++k) {
+    if (sources.place(k) != place) continue;
+    if (!(*sources.geometries)[k].contiguous())
+      throw Error(Kind::capability, "tensor " + std::to_string(k) + " is strided and on a device");
+    from[k] = reinterpret_cast<CUdeviceptr>(sources.data[k]);
+  }
+  // What may change right away is copied within the device, in the order of training's own work, and drained
+  // from there; straight to the image, which takes training longer, where the device has no memory for it.
+  uint64_t total = 0;
+  for (uint32_t k : at_once)
+    if (from[k] != 0) total += (plan.size(k) + kAligned - 1) / kAligned * kAligned;
+  if (total != 0) {
+    lane.staged = drain.training.device->vram()->lend(total);
+    if (!lane.staged) drain.at_once_way = cuda::Way::to_host;
+    uint64_t at = 0;
+    for (uint32_t k : at_once) {
+      if (from[k] == 0 || plan.size(k) == 0) continue;
+      const CUdeviceptr to =
+          lane.staged ? lane.staged.at() + at : reinterpret_cast<CUdeviceptr>(image + plan.offset(k));
+      drain.at_once.push_back({to, from[k], plan.size(k)});
+      from[k] = lane.staged ? to : 0;
+      at += (plan.size(k) + kAligned - 1) / kAligned * kAligned;
+    }
+  }
+  lane.parts.reserve(route->parts.size());
+  lane.copies.reserve(route->runs.size());
+  for (const Route::Part& part : route->parts) {
+    lane.open(part.chunk);
+    for (size_t n = part.first; n < part.last; ++n) {
+      const Route::Run& run = route->runs[n];
+      if (from[run.piece] != 0)
+        lane.add(
+            {reinterpret_cast<CUdeviceptr>(image + run.offset), from[run.piece] + run.begin, run.nbytes});
+    }
+  }
+  return drain;
+}
+
+namespace {
+template <class Drains>
+uint64_t parts_of(const Drains& drains) {
+  uint64_t parts = 0;
+  for (const auto& drain : drains) parts += drain.lane->parts.size();
+  return parts;
+}
+}  // namespace
+
+Capture::Capture(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sources, std::byte* image,
+                 std::vector<Drain> drains)
+    : Job(pool.workers(), plan->chunks() + parts_of(drains), parts_of(drains)),
       plan_(std::move(plan)),
       sources_(std::move(sources)),
       image_(image),
       copied_(plan_->pieces()),
       checksums_(plan_->chunks()),
+      drains_(std::move(drains)),
       unreleased_(plan_->chunks()) {
-  if (sources_.data.size() != plan_->pieces())
-    throw Error(Kind::usage, std::to_string(sources_.data.size()) + " tensors for a plan of " +
-                                 std::to_string(plan_->pieces()) + " pieces");
-  for (size_t k = 0; k < plan_->pieces(); ++k)
-    if ((*sources_.geometries)[k].nbytes != plan_->size(k))
-      throw Error(Kind::usage, "tensor " + std::to_string(k) + " has " +
-                                   std::to_string((*sources_.geometries)[k].nbytes) +
-                                   " bytes, its piece of the plan " + std::to_string(plan_->size(k)));
+  if (drains_.empty()) return;
+  missing_ = std::make_unique<std::atomic<uint32_t>[]>(plan_->chunks());
+  for (const Drain& drain : drains_)
+    for (const Lane::Part& part : drain.lane->parts) {
+      std::atomic<uint32_t>& missing = missing_[part.name];
+      missing.store(std::max(missing.load(), 1u) + 1);  // the host's, and one for each lane
+    }
 }
 
-void Capture::copy_at_once(std::span<const uint32_t> at_once) {
-  for (uint32_t piece : at_once) {
-    if (piece >= plan_->pieces())
-      throw Error(Kind::usage, "there is no piece " + std::to_string(piece) + " to copy at once");
-    copied_[piece] = 1;
+Capture::~Capture() = default;
+
+void Capture::start_lanes() {
+  for (const Drain& drain : drains_) {
+    drain.lane->landing = this;
+    drain.training.device->begin(drain.lane, drain.training.stream, drain.at_once, drain.at_once_way,
+                                 shared_from_this());
+  }
+}
+
+void Capture::landed(std::span<const uint64_t> chunks) noexcept {
+  uint64_t partly = 0;
+  {
+    const std::lock_guard lock(aside_mutex_);
+    for (const uint64_t chunk : chunks) {
+      if (bring(chunk))
+        landed_.push_back(chunk);
+      else
+        ++partly;
+    }
+  }
+  if (partly != chunks.size()) {
+    try {
+      workers_->add(shared_from_this());
+    } catch (const Error&) {
+      while (work_aside()) {  // the pool is closed: nobody else will
+      }
+    }
+  }
+  retire(partly);
+}
+
+void Capture::dropped(uint64_t chunks, std::exception_ptr why) noexcept {
+  fail(std::move(why));
+  retire(chunks);
+}
+
+uint64_t Capture::drop_kept() noexcept {
+  uint64_t parts = 0;
+  for (const Drain& drain : drains_) parts += drain.training.device->drop(*drain.lane);
+  return parts;
+}
+
+double Capture::drain_seconds() const {
+  double most = 0;
+  for (const Drain& drain : drains_) most = std::max(most, drain.lane->seconds);
+  return most;
+}
+
+void Capture::copy_at_once(std::span<const uint32_t> all) {
+  std::vector<uint32_t> on_host;  // only where some are not: this is the training thread
+  std::span<const uint32_t> at_once = all;
+  for (uint32_t piece : all) copied_[piece] = 1;
+  if (!drains_.empty()) {
+    for (uint32_t piece : all)
+      if (sources_.place(piece) == Arrays::kHost) on_host.push_back(piece);
+    at_once = on_host;
   }
   const std::vector<Task> tasks = cut_tasks(*plan_, at_once, kTask);
   if (tasks.size() <= 2) {  // waking a worker would take longer
@@ -107,9 +265,34 @@ void Capture::copy_at_once(std::span<const uint32_t> at_once) {
   std::make_shared<AtOnce>(workers_, *plan_, sources_, image_, at_once, tasks)->run_here();
 }
 
-// Brings one chunk into the image and takes its checksum. With `aside`, pieces come from a frozen chunk.
+bool Capture::bring(uint64_t chunk) noexcept {
+  return missing_[chunk].fetch_sub(1, std::memory_order_acq_rel) == 1;
+}
+
+void Capture::check_chunk(uint64_t chunk) {
+  const uint64_t begin = plan_->chunk_begin(chunk), end = plan_->chunk_end(chunk);
+  checksums_[chunk] = crc32c(image_ + begin, end - begin);
+  add_progress(end - begin);
+}
+
+// Bytes of sources in host memory that the chunk has still to be brought from.
+uint64_t Capture::host_bytes(uint64_t chunk) const {
+  if (!on_lane(chunk)) return plan_->chunk_end(chunk) - plan_->chunk_begin(chunk);
+  uint64_t nbytes = 0;
+  plan_->runs(
+      chunk, [](uint64_t, uint64_t) {},
+      [&](size_t piece, uint64_t, uint64_t from, uint64_t to) {
+        if (!copied_[piece] && sources_.place(piece) == Arrays::kHost) nbytes += to - from;
+      },
+      [](uint64_t, uint64_t) {});
+  return nbytes;
+}
+
+// Brings a chunk's host memory into the image, and takes its checksum where that was all. With `aside`,
+// pieces come from a frozen chunk.
 void Capture::pack(uint64_t chunk, const std::byte* aside) {
   const uint64_t begin = plan_->chunk_begin(chunk), end = plan_->chunk_end(chunk);
+  const bool shared = on_lane(chunk);
   uint64_t checked = begin;  // the checksum covers [begin, checked)
   uint32_t value = 0;
   const auto check_to = [&](uint64_t to) {
@@ -117,10 +300,10 @@ void Capture::pack(uint64_t chunk, const std::byte* aside) {
     checked = to;
   };
   const auto written_to = [&](uint64_t to) {
-    if (to - checked >= kWarm) check_to(to);
+    if (!shared && to - checked >= kWarm) check_to(to);
   };
   const auto copy = [&](uint64_t offset, const std::byte* from, uint64_t n) {
-    if (n >= kStreamed) {
+    if (n >= kStreamed && !shared) {
       check_to(offset);
       value = crc32c_copy(image_ + offset, from, n, value);
       checked = offset + n;
@@ -136,7 +319,7 @@ void Capture::pack(uint64_t chunk, const std::byte* aside) {
       },
       [&](size_t piece, uint64_t offset, uint64_t from, uint64_t to) {
         const Geometry& geometry = (*sources_.geometries)[piece];
-        if (copied_[piece]) return written_to(offset + (to - from));
+        if (copied_[piece] || sources_.place(piece) != Arrays::kHost) return written_to(offset + (to - from));
         if (aside != nullptr) return copy(offset, aside + (offset - begin), to - from);
         if (geometry.contiguous()) return copy(offset, sources_.data[piece] + from, to - from);
         gather(image_ + offset, sources_.data[piece], geometry, from, to);
@@ -146,6 +329,10 @@ void Capture::pack(uint64_t chunk, const std::byte* aside) {
         std::memset(image_ + offset, 0, n);
         written_to(offset + n);
       });
+  if (shared) {
+    if (bring(chunk)) check_chunk(chunk);
+    return;
+  }
   check_to(end);
   checksums_[chunk] = value;
   add_progress(end - begin);
@@ -179,11 +366,11 @@ bool Capture::freeze(uint64_t chunk) {
     plan_->runs(
         chunk, [](uint64_t, uint64_t) {},
         [&](size_t piece, uint64_t offset, uint64_t from, uint64_t to) {
-          if (!copied_[piece])
+          if (!copied_[piece] && sources_.place(piece) == Arrays::kHost)
             gather(aside + (offset - begin), sources_.data[piece], (*sources_.geometries)[piece], from, to);
         },
         [](uint64_t, uint64_t) {});
-    const std::lock_guard lock(frozen_mutex_);
+    const std::lock_guard lock(aside_mutex_);
     frozen_.push_back(std::move(frozen));
   } catch (const std::bad_alloc&) {
     return false;  // no memory to spare: the caller helps instead
@@ -200,17 +387,28 @@ bool Capture::freeze(uint64_t chunk) {
 
 bool Capture::has_work() const {
   if (Job::has_work()) return true;
-  const std::lock_guard lock(frozen_mutex_);
-  return !frozen_.empty();
+  const std::lock_guard lock(aside_mutex_);
+  return !frozen_.empty() || !landed_.empty();
 }
 
 bool Capture::work_aside() {
   std::optional<Frozen> frozen;
+  uint64_t chunk = 0;
   {
-    const std::lock_guard lock(frozen_mutex_);
-    if (frozen_.empty()) return false;
-    frozen.emplace(std::move(frozen_.back()));
-    frozen_.pop_back();
+    const std::lock_guard lock(aside_mutex_);
+    if (frozen_.empty() && landed_.empty()) return false;
+    if (!frozen_.empty()) {
+      frozen.emplace(std::move(frozen_.back()));
+      frozen_.pop_back();
+    } else {
+      chunk = landed_.back();
+      landed_.pop_back();
+    }
+  }
+  if (!frozen) {
+    check_chunk(chunk);
+    retire(1);
+    return true;
   }
   try {
     pack(frozen->chunk, frozen->bytes.data());
@@ -222,12 +420,23 @@ bool Capture::work_aside() {
   return true;
 }
 
-Protection Capture::protect(uint64_t freeze_bytes) {
+Protection Capture::protect(uint64_t freeze_bytes, std::span<const Training> trainings) {
   Protection result;
-  result.pending = unclaimed();
+  for (const Drain& drain : drains_) {
+    CUstream stream = drain.training.stream;
+    for (const Training& now : trainings)
+      if (now.device == drain.training.device) stream = now.stream;
+    const Redirection redirected = drain.training.device->protect(*drain.lane, stream, freeze_bytes);
+    result.pending += redirected.pending;
+    result.frozen_bytes += redirected.frozen_bytes;
+  }
+  if (drains_.empty()) result.pending = unclaimed();
+  uint64_t left = freeze_bytes;
   while (const std::optional<uint64_t> chunk = claim()) {
-    const uint64_t size = plan_->chunk_end(*chunk) - plan_->chunk_begin(*chunk);
-    if (size <= freeze_bytes - result.frozen_bytes && freeze(*chunk)) {
+    const uint64_t size = host_bytes(*chunk);
+    if (!drains_.empty() && size != 0) ++result.pending;
+    if (size != 0 && size <= left && freeze(*chunk)) {
+      left -= size;
       result.frozen_bytes += size;
     } else {
       run(*chunk);

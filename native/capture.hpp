@@ -3,12 +3,14 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <vector>
 
 #include "copy.hpp"
+#include "device.hpp"
 #include "job.hpp"
 #include "plan.hpp"
 #include "pool.hpp"
@@ -17,9 +19,22 @@ namespace zs {
 
 // Addresses as they are now, and shapes as they always are, of the arrays of a plan's pieces.
 struct Arrays {
+  static constexpr int16_t kHost = -1;
   std::vector<std::byte*> data;
   std::shared_ptr<const std::vector<Geometry>> geometries;
+  std::shared_ptr<const std::vector<int16_t>> places;  // numbers of CUDA devices, or kHost; null: all kHost
+
+  int16_t place(size_t index) const { return places ? (*places)[index] : kHost; }
 };
+
+// A device, and the stream on which training gives it work now.
+struct Training {
+  std::shared_ptr<Device> device;
+  CUstream stream;
+};
+
+// Throws where an array lies on a device that is none of these.
+void check_devices(const Arrays& arrays, std::span<const Training> trainings);
 
 // What protect() had to do.
 struct Protection {
@@ -29,19 +44,30 @@ struct Protection {
   double waited = 0;  // seconds, for chunks in flight
 };
 
-// A unit is a chunk. A chunk is *released* once none of its sources will be read again: copied, frozen or
-// dropped.
-class Capture final : public Job {
+// A unit is a chunk's host memory. A chunk is *released* once none of its sources there will be read again:
+// copied, frozen or dropped. What of it lies on a device comes by that device's lane, one part a chunk; who
+// brings the last of a chunk's parts, host or lane, sees to its checksum.
+class Capture final : public Job, private Landing {
  public:
-  // Copies the pieces in `at_once` before it returns. At the end 1 is added to the eventfd `announce`, if
-  // given. `image` has plan->nbytes() bytes; it and the arrays must live until the job is done.
+  // Copies the pieces in `at_once` before it returns; those on a device in the order of its training stream.
+  // At the end 1 is added to the eventfd `announce`, if given. `image` has plan->nbytes() bytes; it and the
+  // arrays must live until the job is done. `trainings`: one for each device that has sources, which must be
+  // contiguous there. `ahead`: chunks that a device
+  // is given before the guard, which can then only be waited for; kForecast: those that should land by then.
   static std::shared_ptr<Capture> begin(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sources,
                                         std::byte* image, std::span<const uint32_t> at_once,
-                                        int announce = -1);
+                                        int announce = -1, std::vector<Training> trainings = {},
+                                        uint64_t ahead = UINT64_MAX);
+  ~Capture() override;
 
-  // Returns when no source will be read any more. Pending chunks are copied aside while `freeze_bytes` last,
-  // then helped along; those in flight are awaited.
-  Protection protect(uint64_t freeze_bytes);
+  // Returns when no source in host memory will be read any more, and none on a device by anything that its
+  // training stream does not wait for. Pending chunks are copied aside while `freeze_bytes` last (of each
+  // kind of memory), then helped along; those in flight are awaited. `trainings`: streams of now, where they
+  // are others than at the beginning.
+  Protection protect(uint64_t freeze_bytes, std::span<const Training> trainings = {});
+
+  // How long the devices took, when done.
+  double drain_seconds() const;
 
   // Of each chunk; valid when done and not cancelled.
   const std::vector<uint32_t>& checksums() const { return checksums_; }
@@ -52,14 +78,35 @@ class Capture final : public Job {
   void work(uint64_t chunk) override;
   bool work_aside() override;
   void skipped(uint64_t chunks) override;
+  uint64_t drop_kept() noexcept override;
 
  private:
+  struct Drain {
+    Training training;
+    std::shared_ptr<Lane> lane;
+    std::vector<cuda::Copy> at_once;
+    cuda::Way at_once_way;
+  };
   struct Frozen {
     uint64_t chunk;
     Spare::Loan bytes;
   };
-  Capture(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sources, std::byte* image);
+  Capture(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sources, std::byte* image,
+          std::vector<Drain> drains);
+  static void check(const Plan& plan, const Arrays& sources, std::span<const uint32_t> at_once,
+                    std::span<const Training> trainings);
+  static Drain drain_of(const Plan& plan, const Arrays& sources, std::byte* image,
+                        std::span<const uint32_t> at_once, Training training, uint64_t ahead);
+  void landed(std::span<const uint64_t> chunks) noexcept override;
+  void dropped(uint64_t chunks, std::exception_ptr why) noexcept override;
+  void start_lanes();
   void copy_at_once(std::span<const uint32_t> at_once);
+  bool on_lane(uint64_t chunk) const {
+    return missing_ && missing_[chunk].load(std::memory_order_relaxed) > 0;
+  }
+  bool bring(uint64_t chunk) noexcept;  // one of its parts; true: the last
+  void check_chunk(uint64_t chunk);
+  uint64_t host_bytes(uint64_t chunk) const;
   void pack(uint64_t chunk, const std::byte* aside);
   bool freeze(uint64_t chunk);
   void release(uint64_t chunks) noexcept;
@@ -69,8 +116,12 @@ class Capture final : public Job {
   std::byte* const image_;
   std::vector<uint8_t> copied_;  // by piece: at once, in the constructor
   std::vector<uint32_t> checksums_;
-  mutable std::mutex frozen_mutex_;
+  const std::vector<Drain> drains_;
+  std::unique_ptr<std::atomic<uint32_t>[]>
+      missing_;  // by chunk: parts not brought yet; 0 where no lane has any
+  mutable std::mutex aside_mutex_;
   std::vector<Frozen> frozen_;
+  std::vector<uint64_t> landed_;  // chunks whose checksum is to be taken
   std::atomic<uint64_t> unreleased_;
   std::mutex release_mutex_;
   std::condition_variable released_;

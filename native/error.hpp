@@ -5,7 +5,7 @@
 
 namespace zs {
 
-enum class Kind { storage, capacity, capability, format, corrupt, usage };
+enum class Kind { storage, capacity, capability, format, corrupt, device, usage };
 
 struct Error : std::runtime_error {
   Kind kind;

@@ -10,15 +10,15 @@
 
 namespace zs {
 
-Job::Job(std::shared_ptr<Workers> workers, uint64_t units)
-    : workers_(std::move(workers)), units_(units), remaining_(units) {}
+Job::Job(std::shared_ptr<Workers> workers, uint64_t units, uint64_t kept)
+    : workers_(std::move(workers)), units_(units - kept), empty_(units == 0), remaining_(units) {}
 
 Job::~Job() {
   if (eventfd_ >= 0) ::close(eventfd_);
 }
 
 void Job::start() {
-  if (units_ == 0) return complete();
+  if (empty_) return complete();
   workers_->add(shared_from_this());
 }
 
@@ -92,10 +92,12 @@ void Job::cancel() noexcept {
 
 void Job::drop_unclaimed(bool on_request) noexcept {
   const uint64_t next = next_.exchange(units_, std::memory_order_relaxed);
-  if (next >= units_) return;
+  const uint64_t unclaimed = next < units_ ? units_ - next : 0;
+  const uint64_t kept = drop_kept();
+  if (unclaimed + kept == 0) return;
   if (on_request) cancelled_.store(true, std::memory_order_relaxed);
-  skipped(units_ - next);
-  retire(units_ - next);
+  if (unclaimed != 0) skipped(unclaimed);
+  retire(unclaimed + kept);
 }
 
 bool Job::wait_for(std::optional<std::chrono::nanoseconds> timeout) {
@@ -128,6 +130,9 @@ bool Job::work_aside() {
   return false;
 }
 void Job::skipped(uint64_t) {}
+uint64_t Job::drop_kept() noexcept {
+  return 0;
+}
 void Job::close(bool) {}
 
 }  // namespace zs

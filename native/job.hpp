@@ -46,7 +46,8 @@ class Job : public std::enable_shared_from_this<Job> {
   uint64_t sequence = 0;  // age within the pool; owned by Workers
 
  protected:
-  explicit Job(std::shared_ptr<Workers> workers, uint64_t units);
+  // The last `kept` units are claimed by nobody: the job retires them itself.
+  explicit Job(std::shared_ptr<Workers> workers, uint64_t units, uint64_t kept = 0);
   void announce_to(int eventfd) noexcept {
     announced_ = eventfd;
   }  // 1 is added to it at the end; before start
@@ -61,15 +62,18 @@ class Job : public std::enable_shared_from_this<Job> {
   virtual void work(uint64_t unit) = 0;  // may throw
   virtual bool work_aside();             // work that is no unit: done before any unit; false: none
   virtual void skipped(uint64_t units);  // claimed by cancel: these will never be worked on
-  virtual void close(bool whole);        // after the last unit, once, by the thread that did it; may throw
+  // Gives up kept units that have not begun and says how many; the caller retires them.
+  virtual uint64_t drop_kept() noexcept;
+  virtual void close(bool whole);  // after the last unit, once, by the thread that did it; may throw
 
   const std::shared_ptr<Workers> workers_;
-  const uint64_t units_;
+  const uint64_t units_;  // all but the kept ones
 
  private:
   void complete() noexcept;
   void drop_unclaimed(bool on_request) noexcept;
 
+  const bool empty_;
   std::atomic<uint64_t> next_{0};
   std::atomic<uint64_t> remaining_;
   std::atomic<uint64_t> nbytes_done_{0};

@@ -2,9 +2,13 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "route.hpp"
 
 namespace zs {
 
@@ -53,6 +57,9 @@ class Plan {
     if (end > at) gap(at, end - at);
   }
   const std::string& header() const { return header_; }
+  // Kept for the next time it is asked for; `places` are told apart by their address.
+  std::shared_ptr<const Route> route(const std::shared_ptr<const std::vector<int16_t>>& places,
+                                     int16_t place) const;
 
  private:
   uint64_t nbytes_;
@@ -61,6 +68,8 @@ class Plan {
   std::vector<uint64_t> offsets_;
   std::vector<uint64_t> sizes_;
   std::vector<std::pair<size_t, size_t>> in_chunk_;
+  mutable std::mutex mutex_;
+  mutable std::vector<std::shared_ptr<const Route>> routes_;
 };
 
 }  // namespace zs

@@ -48,17 +48,19 @@ Mapping::Mapping(int fd, uint64_t nbytes) : nbytes_(nbytes) {
 }
 
 Mapping::~Mapping() {
+  guest_.reset();
   ::munmap(data_, nbytes_);
 }
 
-bool Mapping::populate(unsigned threads) const {
-  const uint64_t stretches = (nbytes_ + kStretch - 1) / kStretch;
+bool Mapping::populate(unsigned threads, uint64_t offset, uint64_t nbytes) const {
+  nbytes = std::min(nbytes, nbytes_ - offset);
+  const uint64_t stretches = (nbytes + kStretch - 1) / kStretch;
   std::atomic<uint64_t> next{0};
   std::atomic<bool> good{true};
   const auto work = [&] {
     for (uint64_t k; good.load() && (k = next.fetch_add(1)) < stretches;) {
-      std::byte* const begin = data_ + k * kStretch;
-      const uint64_t n = std::min(kStretch, nbytes_ - k * kStretch);
+      std::byte* const begin = data_ + offset + k * kStretch;
+      const uint64_t n = std::min(kStretch, nbytes - k * kStretch);
       while (::madvise(begin, n, MADV_POPULATE_WRITE) != 0) {
         if (errno == EINTR || errno == EAGAIN) continue;
         if (errno == EINVAL)  // a kernel before 5.14

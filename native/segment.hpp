@@ -16,11 +16,16 @@ class Mapping {
   ~Mapping();
   std::byte* data() const { return data_; }
   uint64_t nbytes() const { return nbytes_; }
-  bool populate(unsigned threads) const;  // false: the memory cannot be had
+  // Touches `nbytes` from `offset` on, all by default. False: the memory cannot be had.
+  bool populate(unsigned threads, uint64_t offset = 0, uint64_t nbytes = UINT64_MAX) const;
+  // Something that must go before the memory is unmapped: its registration with a device.
+  void attach(std::shared_ptr<void> guest) { guest_ = std::move(guest); }
+  bool has_guest() const { return guest_ != nullptr; }
 
  private:
   std::byte* data_ = nullptr;
   uint64_t nbytes_;
+  std::shared_ptr<void> guest_;
 };
 
 // A memfd (so that a small /dev/shm does not matter) sealed against shrinking and growing: no peer can take

@@ -184,7 +184,8 @@ struct Tensors::Answer {
   std::vector<int64_t> shape, strides;  // bytes for numpy, elements for torch
   int64_t itemsize = 0;
   Ref dtype, place;  // no place: a numpy array
-  bool host = true, read_only = false;
+  int16_t device = Arrays::kHost;
+  bool reachable = true, read_only = false;
 };
 
 Tensors::Answer Tensors::ask(PyObject* object) {
@@ -197,7 +198,12 @@ Tensors::Answer Tensors::ask(PyObject* object) {
     answer.itemsize = static_cast<int64_t>(unsigned_of(call(object, "element_size").get()));
     answer.place = attribute(object, "device");
     const Ref kind = attribute(answer.place.get(), "type");
-    answer.host = PyUnicode_CompareWithASCIIString(kind.get(), "cpu") == 0;
+    if (PyUnicode_CompareWithASCIIString(kind.get(), "cuda") == 0) {
+      const Ref index = attribute(answer.place.get(), "index");
+      answer.device = index.get() == Py_None ? 0 : static_cast<int16_t>(unsigned_of(index.get()));
+    } else {
+      answer.reachable = PyUnicode_CompareWithASCIIString(kind.get(), "cpu") == 0;
+    }
     return answer;
   }
   const Ref facts = attribute(object, "__array_interface__");
@@ -217,6 +223,7 @@ Tensors::Tensors(const std::vector<PyObject*>& objects, const std::vector<bool>&
     throw Error(Kind::usage,
                 std::to_string(tracked.size()) + " marks for " + std::to_string(objects.size()) + " tensors");
   auto geometries = std::make_shared<std::vector<Geometry>>();
+  auto places = std::make_shared<std::vector<int16_t>>(objects.size(), Arrays::kHost);
   geometries->reserve(objects.size());
   entries_.reserve(objects.size());
   data_.reserve(objects.size());
@@ -226,13 +233,15 @@ Tensors::Tensors(const std::vector<PyObject*>& objects, const std::vector<bool>&
     entry.object = objects[k];
     entry.tracked = tracked[k];
     try {
-      geometries->push_back(describe(entry, exchange));
+      geometries->push_back(describe(entry, exchange, (*places)[k]));
     } catch (const Refusal& refusal) {
       drop();
       throw Error(Kind::usage, "tensor " + std::to_string(k) + " cannot be used: " + refusal.text);
     }
   }
   geometries_ = std::move(geometries);
+  const auto on_device = [](int16_t place) { return place != Arrays::kHost; };
+  if (std::any_of(places->begin(), places->end(), on_device)) places_ = std::move(places);
 }
 
 Tensors::~Tensors() {
@@ -244,6 +253,7 @@ void Tensors::drop() noexcept {
     Py_XDECREF(entry.object);
     Py_XDECREF(entry.dtype);
     Py_XDECREF(entry.place);
+    Py_XDECREF(entry.held);
   }
   entries_.clear();
 }
@@ -254,7 +264,7 @@ void Tensors::remember(Entry& entry, const int64_t* shape, const int64_t* stride
   extents_.insert(extents_.end(), strides, strides + entry.ndim);
 }
 
-Geometry Tensors::describe(Entry& entry, bool exchange) {
+Geometry Tensors::describe(Entry& entry, bool exchange, int16_t& place) {
   const size_t index = entries_.size() - 1;
   const bool torch = PyObject_HasAttrString(entry.object, "data_ptr") != 0;
   if (torch && (truth_of(call(entry.object, "is_conj")) || truth_of(call(entry.object, "is_neg"))))
@@ -278,7 +288,9 @@ Geometry Tensors::describe(Entry& entry, bool exchange) {
     data_.push_back(address(seen));
     const uint32_t item = item_bytes(seen.type);
     geometry = Geometry::of(item, {seen.shape, entry.ndim}, in_bytes(seen.strides, entry.ndim, item));
-    if (seen.device.type != dlpack::kCpu && seen.device.type != dlpack::kCudaHost && !elsewhere_)
+    if (seen.device.type == dlpack::kCuda)
+      place = static_cast<int16_t>(seen.device.index);
+    else if (seen.device.type != dlpack::kCpu && seen.device.type != dlpack::kCudaHost && !elsewhere_)
       elsewhere_ = index;
   } else {
     PyErr_Clear();  // method calls know more dtypes, and their complaint is the one to show
@@ -290,11 +302,37 @@ Geometry Tensors::describe(Entry& entry, bool exchange) {
                             in_bytes(answer.strides.data(), entry.ndim, torch ? answer.itemsize : 1));
     entry.dtype = answer.dtype.release();
     entry.place = answer.place.release();
-    if (!answer.host && !elsewhere_) elsewhere_ = index;
+    place = answer.device;
+    if (!answer.reachable && !elsewhere_) elsewhere_ = index;
     if (answer.read_only && !read_only_) read_only_ = index;
   }
   if (geometry.nbytes != 0 && data_.back() == nullptr && !elsewhere_) throw Refusal{"it has no memory"};
+  if (place != Arrays::kHost && geometry.nbytes != 0) hold(entry, data_.back());
   return geometry;
+}
+
+void Tensors::hold(Entry& entry, const std::byte* data) {
+  Ref storage = call(entry.object, "untyped_storage");
+  Py_XDECREF(std::exchange(entry.held, storage.release()));
+  entry.held_at = data;
+}
+
+void Tensors::let_go() noexcept {
+  for (Entry& entry : entries_) {
+    if (entry.held == nullptr) continue;
+    std::byte* data = nullptr;
+    if (!look(entry, data) || data != entry.held_at) Py_DECREF(std::exchange(entry.held, nullptr));
+  }
+}
+
+std::vector<int> Tensors::devices() const {
+  std::vector<int> result;
+  if (places_)
+    for (const int16_t place : *places_)
+      if (place != Arrays::kHost && std::find(result.begin(), result.end(), place) == result.end())
+        result.push_back(place);
+  std::sort(result.begin(), result.end());
+  return result;
 }
 
 bool Tensors::look(Entry& entry, std::byte*& data) const {
@@ -346,6 +384,14 @@ std::vector<uint32_t> Tensors::refresh() {
     Entry& entry = entries_[k];
     bool fits = look(entry, data_[k]);
     if (data_[k] == nullptr && (*geometries_)[k].nbytes != 0 && !elsewhere_) fits = false;
+    if (places_ && (*places_)[k] != Arrays::kHost && (*geometries_)[k].nbytes != 0 &&
+        (entry.held == nullptr || entry.held_at != data_[k])) {
+      try {
+        hold(entry, data_[k]);
+      } catch (const Refusal&) {
+        fits = false;
+      }
+    }
     if (entry.tracked) {
       if (type == nullptr || type->type != Py_TYPE(entry.object)) type = &known(Py_TYPE(entry.object));
       entry.version = version_of(entry.object, *type);
@@ -382,8 +428,8 @@ Arrays Tensors::arrays() const {
                                  " is no longer what it was: make Tensors anew");
   if (elsewhere_)
     throw Error(Kind::capability,
-                "tensor " + std::to_string(*elsewhere_) + " is not in host memory, all this build can copy");
-  return {data_, geometries_};
+                "tensor " + std::to_string(*elsewhere_) + " is neither in host memory nor on a CUDA device");
+  return {data_, geometries_, places_};
 }
 
 Arrays Tensors::sources() const {

@@ -29,8 +29,15 @@ class Tensors {
   std::vector<uint32_t> moved() const;  // tracked ones whose version is not what refresh() saw
   std::vector<uint64_t> pointers() const;
   size_t size() const { return entries_.size(); }
+  std::vector<int> devices() const;  // numbers of the CUDA devices that hold some, rising
 
-  // As refresh() saw them. Throws where it found a misfit, or where memory is not the host's or is read-only.
+  // Memory of a device that a tensor has left (`parameter.data = other`) is held until the refresh() after,
+  // so that nobody else is given it while it is read. This lets go of such memory; call it when nothing
+  // reads.
+  void let_go() noexcept;
+
+  // As refresh() saw them. Throws where it found a misfit, where memory is neither the host's nor a CUDA
+  // device's, or is read-only.
   Arrays sources() const;
   Arrays targets() const;
 
@@ -48,16 +55,19 @@ class Tensors {
     const std::byte* storage = nullptr;
     size_t extent = 0;  // into extents_: the shape, then the strides in the producer's unit
     int64_t version = 0;
+    _object* held = nullptr;  // the storage of a tensor on a device, as refresh() saw it
+    const std::byte* held_at = nullptr;
     bool tracked = false;
   };
   struct Answer;  // of a tensor asked by method calls
 
   static Answer ask(_object* object);
-  Geometry describe(Entry& entry, bool exchange);
+  Geometry describe(Entry& entry, bool exchange, int16_t& place);
   bool look(Entry& entry, std::byte*& data) const;  // false: something has changed
   bool look_by_calls(const Entry& entry, std::byte*& data) const;
   static void fetch_ahead(const Entry& entry) noexcept;
   void remember(Entry& entry, const int64_t* shape, const int64_t* strides);
+  static void hold(Entry& entry, const std::byte* data);
   Arrays arrays() const;
   void drop() noexcept;
 
@@ -65,8 +75,9 @@ class Tensors {
   std::vector<int64_t> extents_;
   std::vector<std::byte*> data_;
   std::shared_ptr<const std::vector<Geometry>> geometries_;
+  std::shared_ptr<const std::vector<int16_t>> places_;  // null: all in host memory
   std::vector<uint32_t> misfits_;
-  std::optional<size_t> elsewhere_, read_only_;  // the first whose memory is not the host's, or is read-only
+  std::optional<size_t> elsewhere_, read_only_;  // the first in memory that cannot be reached, or read-only
 };
 
 }  // namespace zs

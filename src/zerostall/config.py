@@ -5,7 +5,8 @@ ZEROSTALL_RUNTIME_DIR    folder of the agent's socket, lock and log (default: $X
 ZEROSTALL_HOST_BUDGET    most bytes of shared memory the agent lends on this node (default: half of the memory);
                          suffixes K, M, G, T are powers of 1024
 ZEROSTALL_AGENT_IDLE     seconds without a trainer after which the agent leaves (default: 1800)
-ZEROSTALL_COPY_THREADS   threads that copy tensors in the training process (default: 2, at most half of the cores)
+ZEROSTALL_COPY_THREADS   threads that copy tensors in the training process (default: 2, or 8 where the state is
+                         on a CUDA device and they take checksums of what arrives; at most half of the cores)
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ def runtime_dir() -> Path:
     return Path(tempfile.gettempdir()) / f"zerostall-{os.getuid()}"
 
 
-def copy_threads() -> int:
-    """How many threads copy tensors in the training process."""
+def copy_threads(*, device: bool = False) -> int:
+    """How many threads copy tensors in the training process, or check what a CUDA device copies there."""
     chosen = os.environ.get("ZEROSTALL_COPY_THREADS")
     if chosen is None:
-        return max(1, min(2, _cores() // 2))
+        return max(1, min(8 if device else 2, _cores() // 2))
     if not chosen.isdecimal() or not 1 <= int(chosen) <= 256:
         raise ValueError(f"ZEROSTALL_COPY_THREADS={chosen!r} is not a number of threads (1 to 256)")
     return int(chosen)

@@ -40,6 +40,7 @@ class Stats:
         bytes_captured: image bytes sealed.
         call_seconds: duration of each `save` call, newest last, the last 10 000.
         guard_seconds: time each guard held the training thread, the last 10 000.
+        drain_seconds: from each save until its last chunk had left the CUDA device, the last 10 000; 0 without one.
         agent_restarts: how often a new agent had to be found.
         restored_from: tier of the last restore ("host", "disk"), "" while there was nothing to restore.
     """
@@ -53,12 +54,16 @@ class Stats:
     restored_from: str = ""
     call_seconds: list[float] = field(default_factory=list)
     guard_seconds: list[float] = field(default_factory=list)
+    drain_seconds: list[float] = field(default_factory=list)
 
     def record_call(self, seconds: float) -> None:
         _keep_last(self.call_seconds, seconds)
 
     def record_guard(self, seconds: float) -> None:
         _keep_last(self.guard_seconds, seconds)
+
+    def record_drain(self, seconds: float) -> None:
+        _keep_last(self.drain_seconds, seconds)
 
 
 def _keep_last(samples: list[float], value: float, most: int = 10_000) -> None:

@@ -214,7 +214,7 @@ def test_misuse_is_a_value_error(pool: Pool) -> None:
         Scatter(pool, plan, sources(tensors), segment.address, [0])
     with pytest.raises(ValueError, match="at least one thread"):
         Pool("none", 0)
-    with pytest.raises(RuntimeError, match="not in host memory"):
+    with pytest.raises(RuntimeError, match="neither in host memory nor on a CUDA device"):
         Capture(pool, plan, sources([torch.zeros(4, device="meta"), tensors[1]]), segment.address, at_once=[])
 
 

@@ -8,6 +8,7 @@ kept alive by theirs. Everything releases the GIL while it works.
 from zerostall._native import (
     CRC_HARDWARE,
     Capture,
+    Device,
     FileRead,
     FileWrite,
     Job,
@@ -26,6 +27,7 @@ from zerostall._native import (
 __all__ = [
     "CRC_HARDWARE",
     "Capture",
+    "Device",
     "FileRead",
     "FileWrite",
     "Job",

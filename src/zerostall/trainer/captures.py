@@ -6,11 +6,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerostall import native
+from zerostall import config, native
 from zerostall.core import layout as layouts
 from zerostall.core.layout import CHUNK, Layout
 from zerostall.errors import AgentError, WaitTimeoutError
 from zerostall.telemetry import log
+from zerostall.trainer.devices import Devices, Straightened
 from zerostall.trainer.memory import Memory, Shelf
 from zerostall.trainer.state import OutdatedError, State, Survey, Values
 from zerostall.wire import messages as m
@@ -28,6 +29,8 @@ _BUSY_SECONDS = 600.0
 _GRANT_SECONDS = 10.0
 _LEASE_SECONDS = 120.0
 _NO_AGENT_SECONDS = 60.0
+_ALL = 2**64 - 1
+"""Where a guard only waits, a device is given all chunks at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,11 @@ class Taken:
     capture: native.Capture
     sources: native.Tensors
     values: Values
+    devices: Devices
+
+    def protect(self, freeze_bytes: int) -> native.Protection:
+        """Return when no source is read any more, or by nothing that the streams of this thread do not wait for."""
+        return self.capture.protect(freeze_bytes=freeze_bytes, streams=self.devices.now())
 
 
 class Captures:
@@ -61,6 +69,7 @@ class Captures:
         announce: int,
     ) -> None:
         self.pool = native.Pool("copy", options.copy_threads)
+        self.devices = Devices()
         self._state = state
         self._options = options
         self._link = link
@@ -72,6 +81,8 @@ class Captures:
         self._no_agent_until = 0.0
         self._survey: Survey | None = None
         self._sources: native.Tensors | None = None
+        self._straightened = Straightened(())
+        self._at_once: list[int] = []
         self._plan: native.Plan | None = None
 
     def take(self, when_busy: WhenBusy) -> Taken | None:
@@ -100,21 +111,30 @@ class Captures:
         return None
 
     def close(self) -> None:
+        self.devices.close()
         self.pool.close()
 
     def _begin(self, survey: Survey, slot: int) -> Taken:
         memory, sources, plan = self._shelf.memory, self._sources, self._plan
         assert memory is not None and sources is not None and plan is not None
-        if sources.refresh():
+        if sources.refresh() or not self._straightened.fits():
             raise _Changed
         try:
             values = self._state.values(survey)
         except OutdatedError:
             raise _Changed from None
+        self._straightened.fill()
         capture = native.Capture(
-            self.pool, plan, sources, memory.address(slot), at_once=survey.at_once, announce=self._announce
+            self.pool,
+            plan,
+            sources,
+            memory.address(slot),
+            at_once=self._at_once,
+            announce=self._announce,
+            streams=self.devices.now(),
+            ahead=None if self._options.guard_bytes() else _ALL,
         )
-        return Taken(slot, survey.layout, capture, sources, values)
+        return Taken(slot, survey.layout, capture, sources, values, self.devices)
 
     def _survey_anew(self) -> Survey:
         """Walk the whole state."""
@@ -122,7 +142,22 @@ class Captures:
         start = time.perf_counter()
         survey = self._state.survey()
         layout = survey.layout
-        self._sources = native.Tensors(survey.tensors, survey.tracked)
+        self._straightened = straightened = Straightened(survey.tensors)
+        # A stand-in changes only here: neither a guard nor a look at its version has to do with it.
+        stand_ins = set(straightened.indexes)
+        tracked = [tracked and index not in stand_ins for index, tracked in enumerate(survey.tracked)]
+        self._at_once = [index for index in survey.at_once if index not in stand_ins]
+        self._sources = native.Tensors(straightened.tensors, tracked)
+        if stand_ins:
+            log.info(
+                "%d strided tensors on devices are made contiguous at each save, in %d bytes there",
+                len(stand_ins),
+                straightened.nbytes,
+            )
+        self.devices.see(self._sources.devices, reserve=self._options.guard_bytes())
+        if self.devices and self.pool.threads < (threads := config.copy_threads(device=True)):
+            self.pool.close()
+            self.pool = native.Pool("copy", threads)
         self._plan = plan_of(layout)
         self._survey = survey
         log.info(
@@ -159,7 +194,9 @@ class Captures:
         )
         assert isinstance(answer, m.Leased)
         segment = self._mappings.get(answer.memory.key, fds[0], answer.memory.nbytes)
-        segment.touch(self._options.copy_threads)
+        threads = self.pool.threads
+        if not self.devices or not self.devices.pin(segment, stretch=answer.stride, threads=threads):
+            segment.touch(threads)
         self._shelf.install(
             Memory(layout=layout, layout_bytes=encoded, segment=segment, stride=answer.stride, slots=answer.slots)
         )

@@ -115,7 +115,7 @@ class Checkpointer:
         self._mappings = Mappings(self._options.copy_threads)
         if (lent := self._link.welcome.memory) is not None:
             self._mappings.offer(lent.key, self._link.welcome_fd, lent.nbytes)
-        self._sealer = Sealer(self._shelf, self._link, self._dirty)
+        self._sealer = Sealer(self._shelf, self._link, self.stats, self._dirty)
         self._captures = Captures(
             self._state,
             self._options,
@@ -247,7 +247,9 @@ class Checkpointer:
         self._require_open()
         self._settle()
         request = restoring.Request(step, required, only, rename, strict, prefixes)
-        outcome = restoring.restore(self._link, self._mappings, self._state, request, self._where)
+        outcome = restoring.restore(
+            self._link, self._mappings, self._captures.devices, self._state, request, self._where
+        )
         self.stats.restored_from = outcome.tier
         self._ledger.resume(outcome.step, outcome.seen)
         return outcome.step or 0

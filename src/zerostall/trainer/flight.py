@@ -43,7 +43,7 @@ class Flight:
         operation, so that one which was under way then is seen only now.
         """
         start = time.perf_counter()
-        self.taken.capture.protect(freeze_bytes=freeze_bytes)
+        self.taken.protect(freeze_bytes)
         self.look()
         return time.perf_counter() - start
 

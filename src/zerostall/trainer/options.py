@@ -29,7 +29,7 @@ class Options:
     ) -> Options:
         """Check every choice; ValueError names the one that is wrong and what it may be."""
         if policy in ("flip", "auto"):
-            raise CapabilityError(f"policy={policy!r} needs a GPU build", hint="use 'overlap' or 'freeze'")
+            raise CapabilityError(f"policy={policy!r} is not in this version", hint="use 'overlap' or 'freeze'")
         _one_of("policy", policy, get_args(Policy))
         _one_of("when_busy", when_busy, get_args(WhenBusy))
         _one_of("guard", guard, ("hooks", "manual"))

@@ -24,17 +24,20 @@ from zerostall.errors import (
 from zerostall.telemetry import log
 from zerostall.tiers.contract import Stored
 from zerostall.trainer.captures import plan_of
+from zerostall.trainer.devices import Straightened
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from zerostall.trainer.devices import Devices
     from zerostall.trainer.link import Link
     from zerostall.trainer.mappings import Mappings
     from zerostall.trainer.state import RestoreReport, State
 
 _ATTEMPTS = 4
+_WORTH_PINNING = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +71,14 @@ class Mapped:
     verified: bool
 
 
-def restore(link: Link, mappings: Mappings, state: State, request: Request, where: Path) -> Outcome:
+def restore(link: Link, mappings: Mappings, devices: Devices, state: State, request: Request, where: Path) -> Outcome:
     """Restore the newest clean copy that `request` allows; raises as `Checkpointer.restore` says.
 
     An agent that dies meanwhile says nothing about the copies: the next one is asked for all of them again.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            return _restore(link, mappings, state, request, where)
+            return _restore(link, mappings, devices, state, request, where)
         except AgentError as error:
             if attempt == _ATTEMPTS:
                 raise
@@ -83,7 +86,7 @@ def restore(link: Link, mappings: Mappings, state: State, request: Request, wher
     raise AssertionError("unreachable")
 
 
-def _restore(link: Link, mappings: Mappings, state: State, request: Request, where: Path) -> Outcome:
+def _restore(link: Link, mappings: Mappings, devices: Devices, state: State, request: Request, where: Path) -> Outcome:
     found, _ = link.ask(m.Find)
     assert isinstance(found, m.Found)
     seen = frozenset(Past(copy.step, copy.created) for copy in found.copies)
@@ -96,7 +99,7 @@ def _restore(link: Link, mappings: Mappings, state: State, request: Request, whe
         label = f"step {copy.step} in {copy.tier}"
         try:
             with _mapped(link, mappings, copy) as mapped:
-                _put_back(state, request, mapped, label)
+                _put_back(devices, state, request, mapped, label)
                 return Outcome(copy.step, seen, copy.tier)
         except (MismatchError, VersionError, AgentError, WaitTimeoutError):
             raise
@@ -147,17 +150,19 @@ def _checked(answer: m.Fetched, segment: native.Segment) -> Mapped:
     return Mapped(Stored(layout, record), segment, segment.address + answer.offset, answer.verified)
 
 
-def _put_back(state: State, request: Request, mapped: Mapped, label: str) -> None:
+def _put_back(devices: Devices, state: State, request: Request, mapped: Mapped, label: str) -> None:
     start = time.perf_counter()
     pool = native.Pool("restore", config.restore_threads())  # training waits: all cores may help
     try:
-        report = _write(pool, state, request, mapped, label)
+        report = _write(pool, devices, state, request, mapped, label)
     finally:
         pool.close()
     log.info("restored %s in %.3f s: %s", label, time.perf_counter() - start, report)
 
 
-def _write(pool: native.Pool, state: State, request: Request, mapped: Mapped, label: str) -> RestoreReport:
+def _write(
+    pool: native.Pool, devices: Devices, state: State, request: Request, mapped: Mapped, label: str
+) -> RestoreReport:
     stored = mapped.stored
     targets = state.targets(
         stored, only=request.only, rename=request.rename, strict=request.strict, prefixes=request.prefixes
@@ -170,10 +175,31 @@ def _write(pool: native.Pool, state: State, request: Request, mapped: Mapped, la
         if check.bad:
             raise CorruptError(f"{label}: chunk {check.bad[0]} of {len(record.checksums)} fails its checksum")
     if targets.entries:
-        tensors = native.Tensors(targets.tensors, [False] * len(targets.tensors))
+        straightened = Straightened(targets.tensors)
+        tensors = native.Tensors(straightened.tensors, [False] * len(targets.tensors))
         tensors.refresh()
+        if tensors.devices:
+            devices.see(tensors.devices)
+            _pin(devices, pool, mapped)
         # Checked once more on this last hop even where the agent has just checked: it costs nothing while copying.
         native.Scatter(
-            pool, plan_of(stored.layout), tensors, mapped.address, targets.entries, checksums=record.checksums
+            pool,
+            plan_of(stored.layout),
+            tensors,
+            mapped.address,
+            targets.entries,
+            checksums=record.checksums,
+            streams=devices.now(),
         ).wait(None)
+        straightened.pour()
     return state.accept(targets, mapped.segment.view(mapped.address - mapped.segment.address, stored.layout.nbytes))
+
+
+def _pin(devices: Devices, pool: native.Pool, mapped: Mapped) -> None:
+    """Register the image with CUDA, so that copy engines read it directly; not worth it for a small one."""
+    segment, nbytes = mapped.segment, mapped.stored.layout.nbytes
+    offset = mapped.address - segment.address
+    if segment.pinned(offset) or nbytes < _WORTH_PINNING or offset % layouts.ALIGN:
+        return
+    end = min(segment.nbytes, -(-(offset + nbytes) // layouts.ALIGN) * layouts.ALIGN)
+    devices.pin(segment, stretch=1 << 50, threads=pool.threads, offset=offset, nbytes=end - offset)

@@ -20,6 +20,7 @@ from zerostall.wire import messages as m
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from zerostall.telemetry import Stats
     from zerostall.trainer.flight import Flight
     from zerostall.trainer.link import Link
     from zerostall.trainer.memory import Shelf
@@ -35,10 +36,11 @@ class Sealer:
     thread competes with training for the interpreter while a step begins.
     """
 
-    def __init__(self, shelf: Shelf, link: Link, dirty: Callable[[Flight, ZerostallError], None]) -> None:
+    def __init__(self, shelf: Shelf, link: Link, stats: Stats, dirty: Callable[[Flight, ZerostallError], None]) -> None:
         self.announce = os.eventfd(0, os.EFD_CLOEXEC)
         self._shelf = shelf
         self._link = link
+        self._stats = stats
         self._dirty = dirty
         self._flights: deque[Flight] = deque()
         self._last: threading.Event | None = None
@@ -101,7 +103,11 @@ class Sealer:
 
     def _finish(self, flight: Flight) -> None:
         try:
-            flight.taken.capture.wait(None)
+            try:
+                flight.taken.capture.wait(None)
+            finally:
+                flight.taken.sources.let_go()
+            self._stats.record_drain(flight.taken.capture.drain_seconds)
             if torn := flight.torn():
                 raise _torn(flight.step, torn)
             record = manifests.encode_record(_record(flight))

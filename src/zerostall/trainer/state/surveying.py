@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from zerostall.trainer.state.walk import Leaf, Part, Walk
 
 SMALL = 4096
-"""Tensors below this many bytes are copied within `save`: guarding them would cost more."""
+"""Tensors in host memory below this many bytes are copied within `save`: guarding them would cost more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,10 @@ def take(walk: Walk, *, user_guards: bool) -> Survey:
         shards.append(Shard.whole(leaf.name + DISTINCT, leaf.where.dtype, tuple(once.shape)))
         holders[leaf.name + DISTINCT] = once
     layout = layouts.build(shards, sharing.views)
-    tracked = [entry.nbytes >= SMALL and entry.name in safe for entry in layout.entries]
+    tracked = [
+        entry.name in safe and (entry.nbytes >= SMALL or tensors.on_device(holders[entry.name]))
+        for entry in layout.entries
+    ]
     return Survey(
         layout,
         [holders[entry.name] for entry in layout.entries],

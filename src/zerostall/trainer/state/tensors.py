@@ -198,6 +198,11 @@ def is_plain(holder: Holder) -> bool:
     return not isinstance(holder, torch.Tensor) or type(holder) in _PLAIN
 
 
+def on_device(holder: Holder) -> bool:
+    """Return whether its memory is a CUDA device's."""
+    return isinstance(holder, torch.Tensor) and holder.is_cuda
+
+
 def distinct(tensor: torch.Tensor) -> torch.Tensor:
     """Return the view of an expanded tensor that has each element once."""
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):

@@ -1,0 +1,355 @@
+#include "device.hpp"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "error.hpp"
+
+namespace zs {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr auto kLook = std::chrono::microseconds(100);  // a chunk of 16 MiB takes three times as long
+constexpr auto kDoubt =
+    std::chrono::milliseconds(100);   // without a landing, the driver is asked whether all is well
+constexpr uint64_t kInFlight = 1024;  // parts; the driver's queue should never be full
+constexpr size_t kSlack =
+    4;  // parts in flight where the guard may redirect the rest: more than land in a look
+constexpr size_t kMargin = 8;         // parts: waiting for one takes thirty times as long as moving it aside
+constexpr size_t kQueuedAtATime = 8;  // parts, before landings are looked at again
+
+// ZEROSTALL_WITHOUT="order,guard": tests take one safeguard away and must then see wrong bytes.
+bool without(const char* safeguard) {
+  const char* setting = std::getenv("ZEROSTALL_WITHOUT");
+  return setting != nullptr && std::string(setting).find(safeguard) != std::string::npos;
+}
+
+}  // namespace
+
+std::shared_ptr<Device> Device::open(int ordinal) {
+  std::shared_ptr<Device> device(new Device(ordinal));
+  // Signals are for the interpreter's main thread.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  // The thread holds the device: the last job to let go of it may do so on that very thread.
+  device->thread_ = new std::thread([device] { device->serve(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  pthread_setname_np(device->thread_->native_handle(), "zs cuda copy");
+  const sched_param plain{};  // a batch thread that wakes up does not push training off its core
+  pthread_setschedparam(device->thread_->native_handle(), SCHED_BATCH, &plain);
+  return device;
+}
+
+Device::Device(int ordinal)
+    : context_(std::make_shared<cuda::Context>(ordinal)),
+      vram_(std::make_shared<Vram>(context_)),
+      ordered_(!without("order")),
+      guarded_(!without("guard")),
+      owner_(::getpid()) {
+  const cuda::Context::Current current(*context_);
+  try {
+    int least = 0, greatest = 0;
+    ZS_CUDA(cuCtxGetStreamPriorityRange, &least, &greatest);
+    ZS_CUDA(cuStreamCreateWithPriority, &copies_, CU_STREAM_NON_BLOCKING, least);
+    ZS_CUDA(cuStreamCreateWithPriority, &at_once_, CU_STREAM_NON_BLOCKING, greatest);
+    for (CUevent* event : {&begun_, &joined_, &safe_, &frozen_})
+      ZS_CUDA(cuEventCreate, event, CU_EVENT_DISABLE_TIMING);
+    for (CUevent* event : {&saved_, &guarded_at_}) ZS_CUDA(cuEventCreate, event, CU_EVENT_DEFAULT);
+    void* counter = nullptr;
+    ZS_CUDA(cuMemHostAlloc, &counter, sizeof(uint64_t), CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_PORTABLE);
+    counter_ = static_cast<uint64_t*>(counter);
+    *counter_ = 0;
+    ZS_CUDA(cuMemHostGetDevicePointer, &counter_at_, counter, 0);
+  } catch (...) {
+    destroy();
+    throw;
+  }
+}
+
+Device::~Device() {
+  if (::getpid() != owner_) return;  // a forked child has no driver
+  try {
+    const cuda::Context::Current current(*context_);
+    destroy();
+  } catch (const Error&) {
+    // The process ends and the driver has gone before us.
+  }
+}
+
+void Device::destroy() noexcept {
+  const cuda::Driver& d = cuda::driver();
+  for (CUevent event : {begun_, joined_, safe_, frozen_, saved_, guarded_at_})
+    if (event != nullptr) d.cuEventDestroy(event);
+  if (copies_ != nullptr) d.cuStreamDestroy(copies_);
+  if (at_once_ != nullptr) d.cuStreamDestroy(at_once_);
+  if (counter_ != nullptr) d.cuMemFreeHost(counter_);
+}
+
+void Device::close() noexcept {
+  struct Dropped {
+    std::shared_ptr<Lane> lane;
+    std::shared_ptr<void> keep;
+    uint64_t parts;
+  };
+  std::vector<Dropped> dropped;
+  {
+    const std::lock_guard lock(mutex_);
+    if (stop_) return;
+    stop_ = true;
+    for (const std::shared_ptr<Lane>& lane : lanes_) dropped.push_back({lane, lane->keep, give_up(*lane)});
+  }
+  wake_.notify_all();
+  const auto why =
+      std::make_exception_ptr(Error(Kind::usage, "the device was closed before the job had ended"));
+  for (const Dropped& one : dropped)
+    if (one.parts != 0) one.lane->landing->dropped(one.parts, why);
+  thread_->join();
+  delete thread_;
+}
+
+void Device::refuse_capturing(CUstream stream) const {
+  const cuda::Context::Current current(*context_);
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  ZS_CUDA(cuStreamIsCapturing, stream, &status);
+  if (status != CU_STREAM_CAPTURE_STATUS_NONE)
+    throw Error(Kind::capability,
+                "the stream is being captured into a CUDA graph: save and the guard belong outside; with "
+                "guard='manual', wrap the graph's replay in `with ckpt.guard():`");
+}
+
+void Device::order(CUstream first, CUstream then, CUevent event) const {
+  ZS_CUDA(cuEventRecord, event, first);
+  ZS_CUDA(cuStreamWaitEvent, then, event, CU_EVENT_WAIT_DEFAULT);
+}
+
+// As work of `training`, whichever stream does it. With mutex_ held.
+void Device::copy_within_order(CUstream training, cuda::Way way, std::span<const cuda::Copy> copies,
+                               bool batch) {
+  constexpr size_t kWorthIt = 4;
+  if (copies.size() < kWorthIt || !batch || !cuda::has_batches())
+    return cuda::copy(way, copies, training, false);
+  // A batch cannot go to the legacy default stream, which is training's mostly.
+  order(training, at_once_, begun_);
+  cuda::copy(way, copies, at_once_, true);
+  order(at_once_, training, joined_);
+}
+
+void Device::begin(const std::shared_ptr<Lane>& lane, CUstream training, std::span<const cuda::Copy> at_once,
+                   cuda::Way at_once_way, std::shared_ptr<void> keep) {
+  const cuda::Context::Current current(*context_);
+  const std::lock_guard lock(mutex_);
+  if (stop_) throw Error(Kind::usage, "the device is closed");
+  refuse_capturing(training);
+  copy_within_order(training, at_once_way, at_once, at_once_way == cuda::Way::within || lane->pinned);
+  // The copy stream sees memory as all work given to `training` so far will leave it.
+  if (ordered_) order(training, copies_, begun_);
+  if (lane->ahead == kForecast) {
+    look_back();
+    lane->ahead = forecast(*lane);
+    ZS_CUDA(cuEventRecord, saved_, training);
+    both_times_ = false;
+  }
+  lane->keep = std::move(keep);
+  lane->begun = moved_ = Clock::now();
+  lanes_.push_back(lane);
+  wake_.notify_one();
+}
+
+void Device::look_back() {
+  if (!both_times_) return;
+  float milliseconds = 0;
+  if (cuda::driver().cuEventElapsedTime(&milliseconds, saved_, guarded_at_) == CUDA_SUCCESS)
+    free_ = milliseconds / 1e3;
+}
+
+// The CPU comes to the guard long before the device does, so what is pending then says nothing. How much will
+// have landed is judged by the snapshot before; with none, the guard waits for all as if nothing could be
+// moved.
+size_t Device::forecast(const Lane& lane) const {
+  if (free_ == 0 || rate_ == 0) return lane.parts.size();
+  const auto landed = static_cast<size_t>(free_ * rate_);
+  return landed > kMargin ? landed - kMargin : 0;
+}
+
+// From parts that came one after another.
+void Device::note_rate(const Lane& lane) {
+  constexpr size_t kEnough = 16;
+  if (lane.landed < kEnough) return;
+  const double seconds = std::chrono::duration<double>(Clock::now() - lane.first_landing).count();
+  if (seconds > 0) rate_ = static_cast<double>(lane.landed - 1) / seconds;
+}
+
+void Device::queue(Lane& lane) {
+  Lane::Part& part = lane.parts[lane.queued];
+  cuda::copy(lane.way, lane.copies_of(part), copies_, lane.pinned);
+  ZS_CUDA(cuStreamWriteValue64, copies_, counter_at_, mark_ + 1, CU_STREAM_WRITE_VALUE_DEFAULT);
+  part.mark = ++mark_;
+  ++lane.queued;
+}
+
+// With mutex_ held.
+uint64_t Device::give_up(Lane& lane) {
+  const uint64_t given_up = lane.pending() + lane.coming;
+  lane.parts.resize(lane.queued);
+  lane.coming = 0;
+  return given_up;
+}
+
+void Device::extend(Lane& lane, uint64_t name, std::span<const cuda::Copy> copies) {
+  const std::lock_guard lock(mutex_);
+  if (lane.coming == 0) return;
+  --lane.coming;
+  lane.open(name);
+  for (const cuda::Copy& copy : copies) lane.add(copy);
+  wake_.notify_one();
+}
+
+uint64_t Device::drop(Lane& lane) noexcept {
+  const std::lock_guard lock(mutex_);
+  const uint64_t pending = give_up(lane);
+  wake_.notify_one();
+  return pending;
+}
+
+Redirection Device::protect(Lane& lane, CUstream training, uint64_t freeze_bytes) {
+  Redirection result;
+  std::exception_ptr error;
+  uint64_t dropped = 0;
+  CUresult waits = CUDA_SUCCESS;
+  {
+    const cuda::Context::Current current(*context_);
+    const std::lock_guard lock(mutex_);
+    if (lane.released || lane.over() || !guarded_) return result;
+    refuse_capturing(training);
+    try {
+      if (freeze_bytes != 0) {
+        ZS_CUDA(cuEventRecord, guarded_at_, training);
+        both_times_ = true;
+        // Those that the copy thread has not come to yet but is expected to bring in time.
+        while (lane.queued < std::min<uint64_t>(lane.ahead, lane.parts.size())) queue(lane);
+      }
+      result.pending = lane.pending();
+      // The last ones are moved aside: those before them are the copy stream's next anyway.
+      size_t end = lane.parts.size();
+      for (; end > lane.queued; --end) {
+        Lane::Part& part = lane.parts[end - 1];
+        uint64_t nbytes = 0;
+        for (const cuda::Copy& copy : lane.copies_of(part)) nbytes += copy.nbytes;
+        if (nbytes > freeze_bytes - result.frozen_bytes) break;
+        if (!(part.frozen = vram_->lend_reserved(nbytes))) break;
+        result.frozen_bytes += nbytes;
+      }
+      while (lane.queued < end) queue(lane);
+      ZS_CUDA(cuEventRecord, safe_, copies_);
+      if (end != lane.parts.size()) {
+        std::vector<cuda::Copy> aside;
+        for (size_t k = end; k < lane.parts.size(); ++k) {
+          CUdeviceptr at = lane.parts[k].frozen.at();
+          for (size_t c = lane.parts[k].first; c < lane.parts[k].last; ++c) {
+            cuda::Copy& copy = lane.copies[c];
+            aside.push_back({at, copy.from, copy.nbytes});
+            copy.from = at;
+            at += copy.nbytes;
+          }
+        }
+        copy_within_order(training, cuda::Way::within, aside, true);
+        order(training, copies_, frozen_);
+      }
+    } catch (const Error&) {
+      error = std::current_exception();
+      dropped = give_up(lane);
+      cuda::driver().cuEventRecord(safe_, copies_);
+    }
+    waits = cuda::driver().cuStreamWaitEvent(training, safe_, CU_EVENT_WAIT_DEFAULT);
+    lane.released = true;
+    wake_.notify_one();
+  }
+  if (error) lane.landing->dropped(dropped, error);
+  cuda::check(waits, "cuStreamWaitEvent");
+  return result;
+}
+
+// What the driver says of a copy stream on which nothing has moved for long.
+CUresult Device::doubt() {
+  if (Clock::now() - moved_ < kDoubt) return CUDA_SUCCESS;
+  moved_ = Clock::now();
+  const CUresult result = cuda::driver().cuStreamQuery(copies_);
+  return result == CUDA_ERROR_NOT_READY ? CUDA_SUCCESS : result;
+}
+
+bool Device::turn(std::unique_lock<std::mutex>& lock) {
+  const std::shared_ptr<Lane> lane = lanes_.front();
+  const uint64_t shown = __atomic_load_n(counter_, __ATOMIC_ACQUIRE);
+  std::vector<uint64_t> landed;
+  std::exception_ptr error;
+  uint64_t dropped = 0;
+  while (lane->landed < lane->queued && lane->parts[lane->landed].mark <= shown) {
+    Lane::Part& part = lane->parts[lane->landed++];
+    if (lane->landed == 1) lane->first_landing = Clock::now();
+    const bool last_in_a_row = lane->landed == lane->parts.size() || lane->parts[lane->landed].frozen;
+    if (last_in_a_row && !part.frozen && lane->way == cuda::Way::to_host) note_rate(*lane);
+    landed.push_back(part.name);
+    part.frozen = {};
+  }
+  bool moved = !landed.empty();
+  if (moved) moved_ = Clock::now();
+  try {
+    const uint64_t most =
+        lane->released ? UINT64_MAX : std::max<uint64_t>(lane->ahead, lane->landed + kSlack);
+    for (size_t k = 0; k < kQueuedAtATime && lane->pending() != 0 && lane->queued < most &&
+                       lane->queued - lane->landed < kInFlight;
+         ++k, moved = true)
+      queue(*lane);
+    if (!moved) {
+      const CUresult state = doubt();
+      if (state != CUDA_SUCCESS) lane->queued = lane->landed;  // a dead stream brings nothing any more
+      cuda::check(state, "a copy in flight");
+    }
+  } catch (const Error&) {
+    error = std::current_exception();
+    dropped = give_up(*lane);
+    moved = true;
+  }
+  const bool over = lane->over();
+  if (over) {
+    lane->seconds = std::chrono::duration<double>(Clock::now() - lane->begun).count();
+    lanes_.pop_front();
+  }
+  if (!moved && !over) return false;
+  lock.unlock();
+  if (!landed.empty()) lane->landing->landed(landed);
+  if (error) lane->landing->dropped(dropped, error);
+  if (over) lane->keep.reset();  // outside the lock: the last reference to a job may die here
+  lock.lock();
+  return true;
+}
+
+void Device::serve() {
+  std::unique_lock lock(mutex_);
+  try {
+    const cuda::Context::Current current(*context_);
+    // A graph that training records elsewhere is no concern of this thread's calls, and not broken by them.
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    ZS_CUDA(cuThreadExchangeStreamCaptureMode, &mode);
+    while (true) {
+      if (lanes_.empty()) {
+        if (stop_) return;
+        wake_.wait(lock);
+      } else if (!turn(lock)) {
+        wake_.wait_for(lock, kLook);
+      }
+    }
+  } catch (const Error&) {
+    // No context: begin() fails in the same way and says so.
+  }
+}
+
+}  // namespace zs

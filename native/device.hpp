@@ -1,0 +1,106 @@
+// One CUDA device as the jobs use it: a stream for copies that never holds training up, a thread that feeds
+// it, spare memory.
+#pragma once
+#include <sys/types.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+
+#include "cuda.hpp"
+#include "lane.hpp"
+#include "vram.hpp"
+
+namespace zs {
+
+// What Device::protect had to do.
+struct Redirection {
+  uint64_t pending = 0;  // parts that were not queued yet
+  uint64_t frozen_bytes = 0;
+};
+
+// Lanes are served one after another; parts of a lane in their order. A counter in host memory that the copy
+// stream writes after each part tells which have landed: it is looked at every kLook, no driver call is made
+// for it.
+//
+// | verb    | thread       | the CPU        | the training stream                                          |
+// |---------|--------------|----------------|--------------------------------------------------------------|
+// | begin   | training     | never waits    | does the `at_once` copies (device to device)                 |
+// | protect | training     | never waits    | waits for what is in flight or must be; moves the rest aside |
+// | drop    | any          | –              | –                                                            |
+// | close   | any          | for the thread | –                                                            |
+class Device : public std::enable_shared_from_this<Device> {
+ public:
+  static std::shared_ptr<Device> open(int ordinal);  // Kind::capability where there is no driver
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+  ~Device();
+  // Lanes that are not done are dropped; joins the thread. Whoever called open() must, or the device stays.
+  void close() noexcept;
+
+  int ordinal() const { return context_->ordinal(); }
+  const std::shared_ptr<cuda::Context>& context() const { return context_; }
+  const std::shared_ptr<Vram>& vram() const { return vram_; }
+
+  // Throws Kind::capability while the stream records a graph: nothing may be queued, and no memory taken.
+  void refuse_capturing(CUstream stream) const;
+
+  // Queues `at_once`, ordered like work of `training`, then lets the lane run after all work that `training`
+  // has been given so far. `keep` is the job behind lane->landing.
+  void begin(const std::shared_ptr<Lane>& lane, CUstream training, std::span<const cuda::Copy> at_once,
+             cuda::Way at_once_way, std::shared_ptr<void> keep);
+
+  // After this, `training` may be given work that changes the lane's sources. Pending parts: the last ones
+  // are copied into reserved memory by `training` while `freeze_bytes` last; `training` waits for the others,
+  // which are all queued now, so that its wait depends on nothing that a CPU has still to do.
+  Redirection protect(Lane& lane, CUstream training, uint64_t freeze_bytes);
+
+  // The next of a lane's `coming` parts; nothing where the lane was dropped meanwhile.
+  void extend(Lane& lane, uint64_t name, std::span<const cuda::Copy> copies);
+
+  // Pending and coming parts will never be queued; says how many there were. Landing is not told.
+  uint64_t drop(Lane& lane) noexcept;
+
+ private:
+  explicit Device(int ordinal);
+  void serve();
+  bool turn(std::unique_lock<std::mutex>& lock);  // false: nothing could be done now
+  void queue(Lane& lane);                         // the next pending part
+  void order(CUstream first, CUstream then, CUevent event) const;
+  uint64_t give_up(Lane& lane);
+  CUresult doubt();
+  void look_back();  // at how long the guard before left the copies to themselves
+  size_t forecast(const Lane& lane) const;
+  void note_rate(const Lane& lane);
+  void copy_within_order(CUstream training, cuda::Way way, std::span<const cuda::Copy> copies, bool batch);
+  void destroy() noexcept;
+
+  const std::shared_ptr<cuda::Context> context_;
+  const std::shared_ptr<Vram> vram_;
+  const bool ordered_, guarded_;  // false: a test wants to see what goes wrong then
+  CUstream copies_ = nullptr;     // of the least priority
+  CUstream at_once_ = nullptr;    // a batch cannot go to the stream that training mostly uses
+  CUevent saved_ = nullptr, guarded_at_ = nullptr;  // with times, on the training stream
+  CUevent begun_ = nullptr, joined_ = nullptr, safe_ = nullptr, frozen_ = nullptr;
+  uint64_t* counter_ = nullptr;  // pinned; written by the device
+  CUdeviceptr counter_at_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::shared_ptr<Lane>> lanes_;
+  uint64_t mark_ = 0;  // what the counter will show when all that was queued has landed
+  bool stop_ = false;
+  bool both_times_ = false;  // saved_ and guarded_at_ are of one snapshot
+  double free_ = 0;          // seconds of the device from a save to the guard after; 0: not known
+  double rate_ = 0;          // parts that land in a second; 0: not known
+  std::chrono::steady_clock::time_point moved_{};  // when something landed last
+  std::thread* thread_ = nullptr;
+  const pid_t owner_;
+};
+
+}  // namespace zs

@@ -1,0 +1,65 @@
+// What one job has to copy between a device and an image: parts, in the order in which they are queued.
+#pragma once
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "cuda.hpp"
+#include "vram.hpp"
+
+namespace zs {
+
+// Who wants to know how the parts fare. Called by the device's thread and by a guard, without any lock held.
+class Landing {
+ public:
+  virtual void landed(
+      std::span<const uint64_t> parts) noexcept = 0;  // their bytes can be seen by this thread
+  virtual void dropped(uint64_t parts, std::exception_ptr why) noexcept = 0;  // these will never land
+
+ protected:
+  ~Landing() = default;
+};
+
+constexpr uint64_t kForecast = UINT64_MAX - 1;
+
+// A part is *pending* until its copies are queued, *in flight* until the copy stream has gone past them, then
+// *landed*. All fields but the first three are guarded by the device's mutex.
+struct Lane {
+  struct Part {
+    uint64_t name;       // what Landing is told
+    size_t first, last;  // copies
+    uint64_t mark = 0;   // the stream's counter shows this or more once it has landed
+    Vram::Loan frozen{};
+  };
+
+  cuda::Way way;
+  uint64_t ahead = UINT64_MAX;  // parts that are queued although a guard may come; kForecast: see Device
+  bool pinned;                  // the host side is
+
+  uint64_t coming = 0;  // parts that extend() will still bring
+  std::vector<cuda::Copy> copies;
+  std::vector<Part> parts;
+  size_t queued = 0, landed = 0;  // parts [0, landed) have landed, [landed, queued) are in flight
+  bool released = false;          // no source will be read that the stream of a guard does not wait for
+  Vram::Loan staged{};            // of copies taken at once; goes back with the lane
+  std::shared_ptr<void> keep;     // the job that `landing` is, while the lane is with the device
+  Landing* landing = nullptr;
+  std::chrono::steady_clock::time_point begun{};
+  double seconds = 0;  // until the last landing
+  std::chrono::steady_clock::time_point first_landing{};
+
+  size_t pending() const { return parts.size() - queued; }
+  bool over() const { return coming == 0 && landed == parts.size(); }
+  std::span<const cuda::Copy> copies_of(const Part& part) const {
+    return std::span(copies).subspan(part.first, part.last - part.first);
+  }
+  // Opens a part; add() puts copies into it.
+  void open(uint64_t name) { parts.push_back({name, copies.size(), copies.size()}); }
+  void add(const cuda::Copy& copy);
+};
+
+}  // namespace zs

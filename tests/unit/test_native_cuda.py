@@ -1,0 +1,260 @@
+"""Captures from a device and back, on the stand-in driver: order, guard, lifetimes, refusals."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from standin.cuda import LAUNCH_FAILED, OUT_OF_MEMORY, FakeCuda, StandIn, Storage, compile_driver, cuda_include
+from zerostall import telemetry
+from zerostall.errors import CapabilityError, DeviceError
+from zerostall.native import Capture, Device, Plan, Pool, Scatter, Segment, Tensors, crc32c
+from zerostall.trainer.devices import Devices
+
+SIZES = [5000, 3, 70_000, 1, 4096, 250_000, 12]
+CHUNK = 64 << 10
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if Path("/proc/driver/nvidia/version").exists():
+        pytest.skip("the real driver serves this process")
+    include = cuda_include()
+    if include is None:
+        pytest.skip("no cuda.h")
+    library = compile_driver(tmp_path_factory.mktemp("fake-cuda"), include)
+    os.environ["ZEROSTALL_LIBCUDA"] = str(library)
+    return library
+
+
+@pytest.fixture
+def fake(driver: Path) -> Iterator[FakeCuda]:
+    fake = FakeCuda(driver)
+    fake.reset()
+    yield fake
+    fake.reset()
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    pool = Pool("test", 2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def device(fake: FakeCuda) -> Iterator[Device]:
+    device = Device(0)
+    yield device
+    device.close()
+
+
+def make(fake: FakeCuda) -> tuple[list[StandIn], Tensors, Plan]:
+    tensors = [StandIn(fake, size) for size in SIZES]
+    sizes = [tensor.nbytes for tensor in tensors]
+    offsets = [100 + sum(sizes[:k]) + 3 * k for k in range(len(sizes))]
+    plan = Plan(nbytes=offsets[-1] + sizes[-1], header=b"h" * 100, chunk_bytes=CHUNK, offsets=offsets, sizes=sizes)
+    sources = Tensors(tensors, [True] * len(tensors))
+    assert sources.refresh() == []
+    return tensors, sources, plan
+
+
+def image_of(value: int) -> bytes:
+    return b"h" * 100 + b"\0\0\0".join(bytes([value]) * (4 * size) for size in SIZES)
+
+
+def room(plan: Plan, device: Device | None) -> Segment:
+    segment = Segment("test", plan.nbytes)
+    if device is not None:
+        segment.pin(device, stretch=2 << 20, threads=2)
+        assert segment.pinned(0)
+    return segment
+
+
+def fill(fake: FakeCuda, stream: int, tensors: list[StandIn], value: int, first: int = 0) -> None:
+    for k, tensor in enumerate(tensors):
+        fake.work(stream, first if k == 0 else 0, tensor, value)
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+@pytest.mark.parametrize("own_stream", [True, False])
+@pytest.mark.parametrize("freeze", [0, 200_000, 1 << 24])
+def test_what_is_queued_before_counts_and_what_comes_after_does_not(
+    fake: FakeCuda, pool: Pool, device: Device, freeze: int, own_stream: bool, pinned: bool
+) -> None:
+    tensors, sources, plan = make(fake)
+    stream = fake.stream() if own_stream else 0
+    segment = room(plan, device if pinned else None)
+    if freeze:
+        device.reserve(2 << 20, CHUNK)
+        assert device.reserved >= 2 << 20
+    fake.delay(100)
+    for step in range(1, 5):
+        assert sources.refresh() == []
+        fill(fake, stream, tensors, step, first=5000)  # still running at save
+        capture = Capture(pool, plan, sources, segment.address, at_once=[1, 3, 4], streams=[(device, stream)], ahead=2)
+        for k in (1, 3, 4):  # forward does this
+            fake.work(stream, 0, tensors[k], 0xBB)
+        start = time.perf_counter()
+        protection = capture.protect(freeze_bytes=freeze, streams=[(device, stream)])
+        if pinned:
+            assert time.perf_counter() - start < 0.5
+        fill(fake, stream, tensors, 0xCC)  # the optimizer
+        assert (protection.frozen_bytes > 0) == (freeze > 0 and protection.pending > 0)
+        capture.wait(20)
+        assert bytes(segment.view(0, plan.nbytes)) == image_of(step)
+        assert capture.checksums == [crc32c(image_of(step)[at : at + CHUNK]) for at in range(0, plan.nbytes, CHUNK)]
+        assert capture.drain_seconds > 0
+
+
+@pytest.mark.parametrize("safeguard", ["order", "guard"])
+def test_without_a_safeguard_the_bytes_are_wrong(
+    fake: FakeCuda, pool: Pool, monkeypatch: pytest.MonkeyPatch, safeguard: str
+) -> None:
+    monkeypatch.setenv("ZEROSTALL_WITHOUT", safeguard)
+    device = Device(0)
+    tensors, sources, plan = make(fake)
+    stream = fake.stream()
+    segment = room(plan, device)
+    fake.delay(2000)
+    fill(fake, stream, tensors, 1, first=300_000 if safeguard == "order" else 0)
+    capture = Capture(pool, plan, sources, segment.address, at_once=[], streams=[(device, stream)])
+    capture.protect(streams=[(device, stream)])
+    fill(fake, stream, tensors, 2)
+    capture.wait(20)
+    assert bytes(segment.view(0, plan.nbytes)) != image_of(1)
+    device.close()
+
+
+def test_memory_that_a_tensor_leaves_is_held_while_it_is_read(fake: FakeCuda, pool: Pool, device: Device) -> None:
+    tensors, sources, plan = make(fake)
+    stream = fake.stream()
+    segment = room(plan, device)
+    fill(fake, stream, tensors, 1, first=20_000)
+    capture = Capture(pool, plan, sources, segment.address, at_once=[], streams=[(device, stream)])
+    left = [weakref.ref(tensor.storage) for tensor in tensors]
+    for tensor in tensors:  # parameter.data = ...
+        tensor.storage = Storage(fake, tensor.nbytes)
+    gc.collect()
+    assert all(storage() is not None for storage in left)
+    capture.wait(20)
+    assert bytes(segment.view(0, plan.nbytes)) == image_of(1)
+    sources.let_go()
+    assert all(storage() is None for storage in left)
+
+    assert sources.refresh() == []  # the new places are read, and held, next time
+    fill(fake, stream, tensors, 2)
+    again = Capture(pool, plan, sources, segment.address, at_once=[], streams=[(device, stream)])
+    again.wait(20)
+    assert bytes(segment.view(0, plan.nbytes)) == image_of(2)
+
+
+def test_letting_go_of_a_capture_waits_for_what_is_in_flight(fake: FakeCuda, pool: Pool, device: Device) -> None:
+    tensors, sources, plan = make(fake)
+    stream = fake.stream()
+    segment = room(plan, device)
+    fake.delay(1000)
+    capture = Capture(pool, plan, sources, segment.address, at_once=[], streams=[(device, stream)], ahead=2)
+    del capture, sources
+    gc.collect()
+    tensors.clear()
+    gc.collect()
+    segment.close()  # neither memory is touched any more
+    fake.settle(stream)
+
+
+def test_a_restore_comes_after_what_is_queued(fake: FakeCuda, pool: Pool, device: Device) -> None:
+    tensors, targets, plan = make(fake)
+    stream = fake.stream()
+    segment = room(plan, device)
+    segment.view(0, plan.nbytes)[:] = image_of(9)
+    fake.delay(100)
+    fill(fake, stream, tensors, 1, first=5000)
+    Scatter(pool, plan, targets, segment.address, streams=[(device, stream)]).wait(20)
+    assert all(tensor.bytes() == bytes([9]) * tensor.nbytes for tensor in tensors)
+
+
+def test_changes_are_still_told(fake: FakeCuda) -> None:
+    tensors, sources, _ = make(fake)
+    assert sources.devices == [0]
+    tensors[2]._version += 1
+    assert sources.moved() == [2]
+    tensors[4].shape = (2, 2048)
+    tensors[4].strides = (2048, 1)
+    assert sources.refresh() == [4]
+
+
+def test_what_cannot_be_done_is_refused(fake: FakeCuda, pool: Pool, device: Device) -> None:
+    tensors, sources, plan = make(fake)
+    segment = room(plan, device)
+    with pytest.raises(ValueError, match="tensor 0 is on CUDA device 0, for which no stream was given"):
+        Capture(pool, plan, sources, segment.address, at_once=[])
+    stream = fake.stream()
+    fake.capturing(stream, True)
+    with pytest.raises(CapabilityError, match="CUDA graph"):
+        Capture(pool, plan, sources, segment.address, at_once=[], streams=[(device, stream)])
+    fake.capturing(stream, False)
+    tensors[0].shape, tensors[0].strides = (50, 100), (1, 50)
+    strided = Tensors(tensors, [False] * len(tensors))
+    strided.refresh()
+    with pytest.raises(CapabilityError, match="tensor 0 is strided"):
+        Capture(pool, plan, strided, segment.address, at_once=[], streams=[(device, stream)])
+    with pytest.raises(DeviceError):
+        Device(99)
+
+
+def test_a_copy_that_fails_fails_its_capture_alone(fake: FakeCuda, pool: Pool, device: Device) -> None:
+    tensors, sources, plan = make(fake)
+    stream = fake.stream()
+    segment = room(plan, device)
+    fill(fake, stream, tensors, 1)
+    fake.fail("cuStreamWriteValue64", 3, LAUNCH_FAILED)
+    capture = Capture(pool, plan, sources, segment.address, at_once=[], streams=[(device, stream)])
+    capture.protect(streams=[(device, stream)])
+    with pytest.raises(DeviceError, match="CUDA_ERROR_719"):
+        capture.wait(20)
+    again = Capture(pool, plan, sources, segment.address, at_once=[], streams=[(device, stream)])
+    again.wait(20)
+    assert bytes(segment.view(0, plan.nbytes)) == image_of(1)
+
+
+def test_fallbacks_are_said(fake: FakeCuda, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "_said", set())
+    caplog.set_level(logging.INFO, logger="zerostall")
+    devices = Devices()
+    fake.fail("cuMemAlloc", 1, OUT_OF_MEMORY)
+    devices.see([0], reserve=1 << 20)
+    assert "has no 1048576 bytes to spare for policy 'freeze'" in caplog.text
+    segment = Segment("test", 1 << 20)
+    fake.fail("cuMemHostRegister", 1, OUT_OF_MEMORY)
+    assert not devices.pin(segment, stretch=1 << 20, threads=1)
+    assert "could not be registered with CUDA (cuMemHostRegister: CUDA_ERROR_OUT_OF_MEMORY" in caplog.text
+    assert devices.pin(segment, stretch=1 << 20, threads=1)
+    assert "1048576 bytes of shared memory touched and registered" in caplog.text
+    devices.close()
+
+
+def test_a_forked_child_ends_in_peace(fake: FakeCuda, device: Device) -> None:
+    child = os.fork()
+    if child == 0:
+        del device
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_without_a_driver_the_reason_is_told() -> None:
+    code = (
+        "from zerostall import native\ntry:\n native.Device(0)\nexcept RuntimeError as e:\n print(type(e).__name__, e)"
+    )
+    environment = {**os.environ, "ZEROSTALL_LIBCUDA": "/nowhere/libcuda.so.1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.startswith("CapabilityError NVIDIA's driver cannot be opened: /nowhere/libcuda.so.1"), done
