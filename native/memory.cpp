@@ -1,40 +1,51 @@
 #include "memory.hpp"
 
 #include <algorithm>
-#include <fstream>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
 #include <optional>
-#include <sstream>
 #include <string>
 
 namespace zs {
 namespace {
 
-std::optional<uint64_t> number_in(const std::string& path) {
-  std::ifstream file(path);
-  uint64_t value = 0;
-  if (file >> value) return value;
-  return std::nullopt;  // absent, or "max"
+// C's files, not C++'s streams: a process may have loaded a library that brings streams of its own, and
+// numbers were then read as 0 (seen with a CUDA build of torch).
+std::string text_of(const std::string& path) {
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "re"), &std::fclose);
+  std::string text;
+  char part[4096];
+  while (file) {
+    const size_t n = std::fread(part, 1, sizeof part, file.get());
+    if (n == 0) break;
+    text.append(part, n);
+  }
+  return text;
 }
 
-uint64_t sum_of(const std::string& path, const std::string& first, const std::string& second) {
-  std::ifstream file(path);
-  std::string key;
-  uint64_t value = 0, sum = 0;
-  while (file >> key >> value)
-    if (key == first || key == second) sum += value;
-  return sum;
+std::optional<uint64_t> number_at(const std::string& text, size_t at) {
+  while (at < text.size() && (text[at] == ' ' || text[at] == '\t')) ++at;
+  if (at >= text.size() || text[at] < '0' || text[at] > '9') return std::nullopt;  // "max", or nothing
+  return std::strtoull(text.c_str() + at, nullptr, 10);
+}
+
+std::optional<uint64_t> number_in(const std::string& path) {
+  return number_at(text_of(path), 0);
+}
+
+// The number behind `key` at the beginning of a line.
+std::optional<uint64_t> number_of(const std::string& text, const std::string& key) {
+  for (size_t at = 0; at < text.size(); at = text.find('\n', at) + 1) {
+    if (text.compare(at, key.size(), key) == 0) return number_at(text, at + key.size());
+    if (text.find('\n', at) == std::string::npos) break;
+  }
+  return std::nullopt;
 }
 
 uint64_t machine() {
-  std::ifstream file("/proc/meminfo");
-  std::string line;
-  while (std::getline(file, line)) {
-    std::istringstream words(line);
-    std::string key;
-    uint64_t kilobytes = 0;
-    if (words >> key >> kilobytes && key == "MemAvailable:") return kilobytes << 10;
-  }
-  return UINT64_MAX;
+  const std::optional<uint64_t> kilobytes = number_of(text_of("/proc/meminfo"), "MemAvailable:");
+  return kilobytes ? *kilobytes << 10 : UINT64_MAX;
 }
 
 // What one control group leaves: its limit, less what is used and cannot be reclaimed.
@@ -42,8 +53,10 @@ uint64_t left_in(const std::string& limit, const std::string& usage, const std::
                  const std::string& prefix) {
   const std::optional<uint64_t> most = number_in(limit), used = number_in(usage);
   if (!most || !used) return UINT64_MAX;
-  const uint64_t cache = std::min(*used, sum_of(stat, prefix + "inactive_file", prefix + "active_file"));
-  const uint64_t held = *used - cache;
+  const std::string facts = text_of(stat);
+  const uint64_t files = number_of(facts, prefix + "inactive_file ").value_or(0) +
+                         number_of(facts, prefix + "active_file ").value_or(0);
+  const uint64_t held = *used - std::min(*used, files);
   return *most > held ? *most - held : 0;
 }
 
@@ -51,9 +64,11 @@ uint64_t left_in(const std::string& limit, const std::string& usage, const std::
 
 uint64_t available_memory() {
   uint64_t least = machine();
-  std::ifstream groups("/proc/self/cgroup");
-  std::string line;
-  while (std::getline(groups, line)) {
+  const std::string groups = text_of("/proc/self/cgroup");
+  for (size_t at = 0; at < groups.size();) {
+    const size_t end = std::min(groups.find('\n', at), groups.size());
+    const std::string line = groups.substr(at, end - at);
+    at = end + 1;
     const size_t colon = line.find(':'), second = line.find(':', colon + 1);
     if (colon == std::string::npos || second == std::string::npos) continue;
     const std::string controllers = line.substr(colon + 1, second - colon - 1);
