@@ -522,6 +522,7 @@ def test_no_code_of_a_file_is_run(tmp_path: Path) -> None:
     assert not (tmp_path / "mark").exists() and not (tmp_path / "run").exists()
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch 2.11 speaks of it when it makes one
 def test_damaged_torch_files_are_refused(tmp_path: Path) -> None:
     torch.save({"w": torch.randn(3000)}, tmp_path / "m.pt")
     data = (tmp_path / "m.pt").read_bytes()
