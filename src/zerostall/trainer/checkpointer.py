@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import operator
 import os
 import sys
 import threading
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerostall.config import IfExists, Policy, WhenBusy, runtime_dir
-from zerostall.errors import AgentError, CapabilityError, WaitTimeoutError, ZerostallError
+from zerostall.errors import AgentError, WaitTimeoutError, ZerostallError
 from zerostall.telemetry import Stats, log
 from zerostall.trainer import restore as restoring
 from zerostall.trainer.captures import Captures
@@ -24,7 +23,7 @@ from zerostall.trainer.ledger import Ledger
 from zerostall.trainer.link import Link
 from zerostall.trainer.mappings import Mappings
 from zerostall.trainer.memory import Shelf
-from zerostall.trainer.options import Options
+from zerostall.trainer.options import Options, refuse_distributed, step_number
 from zerostall.trainer.saving import Saving
 from zerostall.trainer.sealer import TOLD_SECONDS, Sealer
 from zerostall.trainer.state import State
@@ -90,7 +89,7 @@ class Checkpointer:
             keep=keep, policy=policy, when_busy=when_busy, slots=slots, freeze_bytes=freeze_bytes, guard=guard
         )
         self._where = Path(where).absolute()
-        _refuse_distributed()
+        refuse_distributed()
         self._state = State(state, rng=rng, user_guards=guard == "manual")
         self.stats = Stats()
         self._condition = threading.Condition()
@@ -156,7 +155,7 @@ class Checkpointer:
         """
         start = time.perf_counter()
         self._require_open()
-        step = _step_number(step)
+        step = step_number(step)
         replace = self._ledger.admit(step, if_exists)
         if replace is None:
             return Saving(step, self._condition, skipped=f"step {step} is there already")
@@ -400,21 +399,3 @@ def _close_at_exit(owner: Checkpointer):
 
     atexit.register(close)
     return close
-
-
-def _step_number(step: int) -> int:
-    if isinstance(step, bool):
-        raise TypeError(f"step must be a number of steps, not {step!r}")
-    number = operator.index(step)
-    if number < 0:
-        raise ValueError(f"step must not be negative: {number}")
-    return number
-
-
-def _refuse_distributed() -> None:
-    world = os.environ.get("WORLD_SIZE", "1")
-    if world.isdecimal() and int(world) > 1:
-        raise CapabilityError(
-            f"WORLD_SIZE is {world}: this version saves the state of one process",
-            hint="unset WORLD_SIZE, or wait for the version that saves sharded state",
-        )

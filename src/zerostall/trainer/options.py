@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import os
 from dataclasses import dataclass
 from typing import get_args
 
@@ -66,3 +68,23 @@ class Options:
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{name}={value!r} is none of {', '.join(map(repr, allowed))}")
+
+
+def step_number(step: int) -> int:
+    """A number of finished training steps; anything that is an integer will do, but no bool."""
+    if isinstance(step, bool):
+        raise TypeError(f"step must be a number of steps, not {step!r}")
+    number = operator.index(step)
+    if number < 0:
+        raise ValueError(f"step must not be negative: {number}")
+    return number
+
+
+def refuse_distributed() -> None:
+    """CapabilityError where several ranks train: their state would be saved as if it were one's."""
+    world = os.environ.get("WORLD_SIZE", "1")
+    if world.isdecimal() and int(world) > 1:
+        raise CapabilityError(
+            f"WORLD_SIZE is {world}: this version saves the state of one process",
+            hint="unset WORLD_SIZE, or wait for the version that saves sharded state",
+        )
