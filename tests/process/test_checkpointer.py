@@ -308,6 +308,37 @@ def test_a_waited_for_step_is_not_replaced_by_newer_ones(where: Path) -> None:
             assert saved(where)[-1] == step
 
 
+def test_the_disk_rests_between_writes_unless_somebody_waits(where: Path) -> None:
+    state = tensors(0)
+    with zerostall.Checkpointer(where, keep=100, disk_interval=1000, state=state) as ckpt:
+        ckpt.restore()
+        ckpt.save(1).wait("disk")
+        for step in (2, 3, 4):
+            state["w"].fill_(step)
+            ckpt.save(step, when_busy="wait").wait("host")
+        ckpt.save(5, when_busy="wait").wait("disk")
+        ckpt.save(6, when_busy="wait", pin=True)
+        ckpt.save(7, when_busy="wait").wait("host")
+        deadline = time.monotonic() + 30
+        while saved(where)[-1] != 6 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        ckpt.save(8, when_busy="wait").wait("host")
+        assert saved(where) == [1, 5, 6]
+    assert saved(where) == [1, 5, 6, 8]
+
+
+def test_what_was_resting_goes_to_disk_when_the_trainer_dies(where: Path) -> None:
+    script = SCRIPT.replace(
+        "ckpt.save(9)", "ckpt.save(8).wait(); ckpt.save(9, when_busy='wait').wait('host'); os._exit(0)"
+    )
+    script = script.replace("state=state", "state=state, disk_interval=1000")
+    subprocess.run([sys.executable, "-c", script, str(where)], capture_output=True, timeout=100)
+    deadline = time.monotonic() + 30
+    while saved(where)[-1] != 9 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert saved(where) == [8, 9]
+
+
 def test_a_wait_has_a_deadline(where: Path) -> None:
     with zerostall.Checkpointer(where, state={"w": torch.zeros(BIG)}) as ckpt:
         ckpt.restore()

@@ -84,3 +84,16 @@ def test_a_claimed_slot_can_be_sealed_and_no_other() -> None:
         slots.claim(2)
     with pytest.raises(ValueError, match="not granted"):
         slots.seal(0, 8)
+
+
+def test_a_forgotten_image_that_is_being_read_loses_its_name_and_then_its_slot() -> None:
+    slots = Slots(3)
+    old = seal_next(slots, 5)
+    slots.hold(old)
+    new = seal_next(slots, 5)  # the same step again, while the first is being written to disk
+    found = slots.at_step(5)
+    assert found is not None and found.index == new
+    assert [slot.index for slot in slots.sealed()] == [new]
+    assert slots.table[old].phase is Phase.sealed
+    slots.release(old)
+    assert slots.table[old].phase is Phase.free

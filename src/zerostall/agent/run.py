@@ -67,7 +67,9 @@ class Run:
         self._flight: Flight | None = None
         self._untidy = 0
         self._failures = 0
-        self._retry_at = 0.0
+        self._retry_at = 0.0  # when the disk's turn comes again, after a failure or a rest
+        self._interval = 0.0
+        self._began = 0.0
         self._given_up: set[int] = set()
         self._writer = Worker(f"trickle {where.name}")
 
@@ -94,6 +96,7 @@ class Run:
         rules = hello.rules
         self.keep = Keep(rules.keep_last, rules.keep_every, rules.keep_best, rules.best_mode)  # pyright: ignore
         self.lossless = rules.lossless
+        self._interval = rules.disk_interval
         if berth is None:
             berth = Berth(str(self.where), hello.rank, self._budget, self._pool)
             self.berths[hello.rank] = berth
@@ -124,6 +127,8 @@ class Run:
         for berth in self.berths.values():
             if berth.client is client:
                 berth.take_back()
+        if self._failures == 0:
+            self._retry_at = 0.0  # nobody trains: the newest snapshot goes to disk now
         self.advance()
 
     def attached(self) -> bool:
@@ -153,7 +158,9 @@ class Run:
         elif record.step in self.folder.on_disk and (there := self.folder.disk.created(record.step)) != record.created:
             self.folder.on_disk.discard(record.step)  # that is another one of its number, or damaged
             wish.replace = wish.replace or not there
-        wish.promise = (wish.promise or self.lossless) and record.step not in self.folder.on_disk
+        wish.promise = (wish.promise or wish.pin or self.lossless) and record.step not in self.folder.on_disk
+        if wish.promise and self._failures == 0:
+            self._retry_at = 0.0
         berth.seal(slot, record, wish)
         self._given_up.discard(record.step)
         self._tell_replaced(berth, before)
@@ -232,7 +239,7 @@ class Run:
 
     def retry_in(self) -> float | None:
         """Seconds until `advance` has something to retry; None when it has not."""
-        if self._flight is not None or self._failures == 0 or self._next_step() is None:
+        if self._flight is not None or self._retry_at == 0.0 or self._next_step() is None:
             return None
         return max(0.0, self._retry_at - time.monotonic())
 
@@ -254,6 +261,12 @@ class Run:
         if promised:
             return promised[0]
         return waiting[-1] if waiting and waiting[-1] == self._clean_steps()[-1] else None
+
+    def _may_pause(self) -> bool:
+        """May the disk rest for a while? Not when somebody waits for it, nor when the trainer is gone."""
+        step = self._next_step()
+        waited_for = step is not None and any(self._promised(berth, step) for berth in self.berths.values())
+        return self._interval > 0 and self.attached() and not waited_for
 
     @staticmethod
     def _promised(berth: Berth, step: int) -> bool:
@@ -280,6 +293,7 @@ class Run:
             aside=tuple(sorted({past for wish in wishes for past in wish.aside})),
         )
         self._flight = Flight(order, held)
+        self._began = time.monotonic()
         self._untidy += 1
 
         def write() -> None:
@@ -303,7 +317,8 @@ class Run:
             if outcome.error is None and (wish := berth.wishes.get(outcome.step)):
                 wish.replace, wish.aside = True, ()  # what is there now is this very step
         if outcome.error is None:
-            self._failures, self._retry_at, self.last_error = 0, 0.0, ""
+            self._failures, self.last_error = 0, ""
+            self._retry_at = self._began + self._interval if self._may_pause() else 0.0
             held_here = {step for berth in self.berths.values() for step in berth.sealed_steps()}
             self.folder.on_disk.intersection_update(held_here)  # of the others the folder itself tells
             self._given_up.intersection_update(held_here)

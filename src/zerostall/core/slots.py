@@ -61,7 +61,7 @@ class Slots:
 
     def sealed(self) -> list[Slot]:
         """Sealed slots by rising step."""
-        return sorted((s for s in self.table if s.phase is Phase.sealed), key=lambda s: s.step)
+        return sorted((s for s in self.table if s.phase is Phase.sealed and s.step >= 0), key=lambda s: s.step)
 
     def at_step(self, step: int) -> Slot | None:
         """The sealed slot that holds `step`."""
@@ -103,8 +103,8 @@ class Slots:
         """
         slot = self._granted_slot(index)
         twin = self.at_step(step)
-        if twin is not None and twin.readers == 0:
-            self.free(twin.index)
+        if twin is not None:
+            self.forget(twin.index)
         slot.phase, slot.step, slot.promised = Phase.sealed, step, False
 
     def discard(self, index: int) -> None:
@@ -124,6 +124,15 @@ class Slots:
         if slot.readers == 0:
             raise ValueError(f"slot {index} has no reader")
         slot.readers -= 1
+        if slot.readers == 0 and slot.step < 0:
+            self.free(index)
+
+    def forget(self, index: int) -> None:
+        """Nobody may find this image any more; who reads it already reads on, and then the slot is free."""
+        slot = self.table[index]
+        slot.step, slot.promised = -1, False
+        if slot.readers == 0:
+            self.free(index)
 
     def promise(self, index: int, promised: bool = True) -> None:
         """Keep (or no longer keep) a sealed slot until a slower tier has it."""

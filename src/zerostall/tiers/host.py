@@ -111,8 +111,8 @@ class HostTier:
     def evict(self, step: int) -> None:
         self._manifests.pop(step, None)
         slot = self.slots.at_step(step)
-        if slot is not None and slot.readers == 0:
-            self.slots.free(slot.index)
+        if slot is not None:
+            self.slots.forget(slot.index)
 
     # -------------------------------------------------------------------------------------- beyond the contract
 

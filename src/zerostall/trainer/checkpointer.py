@@ -57,6 +57,8 @@ class Checkpointer:
             replaced before it is on disk.
         slots: images of host memory; 3 lets saves go on while one is written to disk.
         freeze_bytes: most memory that "freeze" may take.
+        disk_interval: seconds from one write to disk to the next; the newest snapshot goes then. At once go: the last
+            one when training ends or dies, one that is waited for or pinned, and every one with `when_busy="wait"`.
         rng: save Python's, NumPy's and torch's random generators too.
         guard: "hooks" guards the given optimizers by themselves; "manual" says that *every* change of trainable
             parameters happens inside `with ckpt.guard():`.
@@ -81,12 +83,19 @@ class Checkpointer:
         when_busy: WhenBusy = "skip",
         slots: int = 3,
         freeze_bytes: int = 1 << 30,
+        disk_interval: float = 5.0,
         rng: bool = True,
         guard: str = "hooks",
         **state: object,
     ) -> None:
         self._options = Options.checked(
-            keep=keep, policy=policy, when_busy=when_busy, slots=slots, freeze_bytes=freeze_bytes, guard=guard
+            keep=keep,
+            policy=policy,
+            when_busy=when_busy,
+            slots=slots,
+            freeze_bytes=freeze_bytes,
+            disk_interval=disk_interval,
+            guard=guard,
         )
         self._where = Path(where).absolute()
         refuse_distributed()

@@ -23,11 +23,20 @@ class Options:
     when_busy: WhenBusy
     slots: int
     freeze_bytes: int
+    disk_interval: float
     copy_threads: int
 
     @classmethod
     def checked(
-        cls, *, keep: int | Keep, policy: Policy, when_busy: WhenBusy, slots: int, freeze_bytes: int, guard: str
+        cls,
+        *,
+        keep: int | Keep,
+        policy: Policy,
+        when_busy: WhenBusy,
+        slots: int,
+        freeze_bytes: int,
+        disk_interval: float,
+        guard: str,
     ) -> Options:
         """Check every choice; ValueError names the one that is wrong and what it may be."""
         if policy in ("flip", "auto"):
@@ -41,12 +50,15 @@ class Options:
             )
         if freeze_bytes < 0:
             raise ValueError(f"freeze_bytes={freeze_bytes} is negative")
+        if not 0 <= disk_interval < float("inf"):
+            raise ValueError(f"disk_interval={disk_interval} is not a number of seconds")
         return cls(
             keep=keep if isinstance(keep, Keep) else Keep(last=keep),
             policy=policy,
             when_busy=when_busy,
             slots=slots,
             freeze_bytes=freeze_bytes,
+            disk_interval=float(disk_interval),
             copy_threads=config.copy_threads(),
         )
 
@@ -62,6 +74,7 @@ class Options:
             keep_best=self.keep.best,
             best_mode=self.keep.mode,
             lossless=self.when_busy == "wait",
+            disk_interval=self.disk_interval,
         )
 
 

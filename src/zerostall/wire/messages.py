@@ -37,6 +37,7 @@ class Rules(msgspec.Struct, frozen=True):
     Attributes:
         keep_last, keep_every, keep_best, best_mode: see `core.retention.Keep`.
         lossless: `when_busy="wait"`: no sealed image is replaced before it is on disk.
+        disk_interval: seconds from one write to disk to the next, unless somebody waits for it.
     """
 
     keep_last: int
@@ -44,6 +45,7 @@ class Rules(msgspec.Struct, frozen=True):
     keep_best: int | None = None
     best_mode: str = "min"
     lossless: bool = False
+    disk_interval: float = 0.0
 
 
 class Hello(Message, frozen=True):
