@@ -43,7 +43,8 @@ def test_an_ending(
     if ending == "os._exit":
         assert restored(where) in (1, 2)
     else:
-        assert on_disk(where)[:2] == [1, 2]
+        steps = on_disk(where)  # the second may have given way to a third that came while the disk rested
+        assert steps[0] == 1 and steps[-1] >= 2
         assert restored(where) >= 2
     assert not leftovers(where)
     assert shared_memory() == before
