@@ -251,7 +251,7 @@ def report(arguments: argparse.Namespace, found: list[Samples]) -> Report:
         f"a save every {arguments.every} steps; {arguments.blocks} blocks of {arguments.steps} steps with saves, "
         "each compared with the bare blocks before and after it: the median time from save to save; median of blocks",
         "a peer that must finish one save before the next waits inside its call; zerostall skips a save when no slot "
-        "is free (counted) and writes the newest image to disk in the background, not every one",
+        "is free (counted) and writes the newest image to disk in the background, at most every 5 s, not every one",
         "on disk: from the call until the newest save is finished, the loop standing still; median",
         f"plain copy: {seconds(median(found[-1].copy))} by torch with all threads",
     ]
