@@ -13,19 +13,13 @@ _said: set[str] = set()
 def say_once(key: str, message: str, *values: object, level: int = logging.WARNING) -> bool:
     """Log `message` the first time `key` comes up in this process; True when it was said.
 
-    Every fallback goes through here, so that none is silent and none floods the log. `zerostall doctor` and
-    `Checkpointer.stats` list the keys.
+    Every fallback goes through here, so that none is silent and none floods the log.
     """
     if key in _said:
         return False
     _said.add(key)
     log.log(level, message, *values)
     return True
-
-
-def said() -> tuple[str, ...]:
-    """The keys that `say_once` has spoken of."""
-    return tuple(sorted(_said))
 
 
 @dataclass(slots=True)

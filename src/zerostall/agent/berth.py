@@ -78,6 +78,12 @@ class Berth:
         """The newest memory in which `step` is sealed."""
         return next((tier for tier in self.tiers() if tier.slots.at_step(step)), None)
 
+    def promised(self, step: int) -> bool:
+        """Must the image of `step` stay until it is on disk?"""
+        tier = self.tier_with(step)
+        slot = tier.slots.at_step(step) if tier else None
+        return slot is not None and slot.promised
+
     def sealed_steps(self) -> list[int]:
         return sorted({slot.step for tier in self.tiers() for slot in tier.slots.sealed()})
 

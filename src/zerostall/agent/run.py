@@ -254,25 +254,21 @@ class Run:
 
     def _next_step(self) -> int | None:
         """The step to write next: a promised one, the oldest first; else the newest clean one."""
-        waiting = [
-            step for step in self._clean_steps() if step not in self.folder.on_disk and step not in self._given_up
-        ]
-        promised = [step for step in waiting if any(self._promised(berth, step) for berth in self.berths.values())]
-        if promised:
-            return promised[0]
-        return waiting[-1] if waiting and waiting[-1] == self._clean_steps()[-1] else None
+        clean = self._clean_steps()
+        waiting = [step for step in clean if step not in self.folder.on_disk and step not in self._given_up]
+        waited_for = next((step for step in waiting if self._waited_for(step)), None)
+        if waited_for is not None:
+            return waited_for
+        return waiting[-1] if waiting and waiting[-1] == clean[-1] else None
 
     def _may_pause(self) -> bool:
         """May the disk rest for a while? Not when somebody waits for it, nor when the trainer is gone."""
         step = self._next_step()
-        waited_for = step is not None and any(self._promised(berth, step) for berth in self.berths.values())
-        return self._interval > 0 and self.attached() and not waited_for
+        return self._interval > 0 and self.attached() and (step is None or not self._waited_for(step))
 
-    @staticmethod
-    def _promised(berth: Berth, step: int) -> bool:
-        tier = berth.tier_with(step)
-        slot = tier.slots.at_step(step) if tier else None
-        return slot is not None and slot.promised
+    def _waited_for(self, step: int) -> bool:
+        """Was the step promised to the disk on any rank?"""
+        return any(berth.promised(step) for berth in self.berths.values())
 
     def _start_order(self) -> None:
         step = self._next_step()

@@ -7,7 +7,6 @@ slot only seals it; an image that lies elsewhere is copied.
 from __future__ import annotations
 
 import ctypes
-import os
 import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -145,10 +144,6 @@ class HostTier:
     def held(self) -> bool:
         """Is any image being read or promised to a slower tier?"""
         return any(slot.readers or slot.promised for slot in self.slots.table)
-
-    def duplicate_fd(self) -> int:
-        """A descriptor of the segment for somebody who maps it; the caller closes it."""
-        return os.dup(self.segment.fileno())
 
     def _slot_at(self, address: int) -> int | None:
         offset = address - self.segment.address

@@ -67,7 +67,6 @@ class Link:
     """
 
     def __init__(self, folder: Path, hello: m.Hello, listener: Listener) -> None:
-        self.restarts = 0
         self._folder = folder
         self._hello = hello
         self._listener = listener
@@ -215,7 +214,6 @@ class Link:
                 time.sleep(wait)
                 continue
             self._channel = channel
-            self.restarts += 1
             self._up.set()
             log.warning("agent %d has taken over", self.welcome.pid)
             self._listener.reconnected(self.welcome)
