@@ -299,12 +299,13 @@ def test_what_comes_right_behind_an_answer_is_heard() -> None:
     """A grant may arrive in one piece with the answer to the adoption; lost, no slot would ever be free again."""
     ours, theirs = socket.socketpair()
     channel, agent = Channel(ours, m.FromAgent), Channel(theirs, m.FromTrainer)
-    for message in (m.Granted(slot=1), m.Done(id=7), m.Granted(slot=2), m.Reached(step=3, tier="host")):
+    for message in (m.Granted(slot=1), m.Done(id=7), m.Granted(slot=2), m.Reached(step=3, created=1.0, tier="host")):
         agent.send(message)
     answer, _ = zerostall.trainer.link._exchange(channel, m.Tidy(id=7))
     assert answer == m.Done(id=7)
     assert channel.pending()
-    assert [message for message, _ in channel.receive()] == [m.Granted(slot=2), m.Reached(step=3, tier="host")]
+    behind = [m.Granted(slot=2), m.Reached(step=3, created=1.0, tier="host")]
+    assert [message for message, _ in channel.receive()] == behind
     assert not channel.pending()
     channel.close()
     agent.close()

@@ -80,6 +80,32 @@ def test_a_capture_that_was_never_sealed_is_nobodys(folder: Path, where: Path) -
     assert (second.welcome.steps, second.copies()) == ((), set())
 
 
+def test_a_revoked_replacement_leaves_the_step_on_disk(folder: Path, where: Path) -> None:
+    trainer = HandTrainer(folder, where)
+    trainer.lease()
+    good = trainer.seal(5)
+    trainer.hear(m.Reached, step=5, created=good.created, tier="disk")
+    torn = trainer.seal(5, seed=77)
+    trainer.channel.send(m.Revoked(step=5, created=torn.created, reason="torn"))
+    trainer.ask(m.Tidy(id=9))
+    assert trainer.copies() == {(5, "disk", True)}
+    assert trainer.fetch(5, "disk") == good.bytes
+
+
+def test_what_was_said_of_a_revoked_image_is_not_meant_for_the_next_of_its_number(folder: Path, where: Path) -> None:
+    trainer = HandTrainer(folder, where)
+    trainer.lease()
+    torn = trainer.seal(5)
+    trainer.channel.send(m.Revoked(step=5, created=torn.created, reason="torn"))
+    trainer.channel.send(m.Promise(step=5, created=torn.created))
+    good = trainer.seal(5, seed=77)
+    trainer.hear(m.Replaced, step=5, created=torn.created, tier="disk")
+    trainer.hear(m.Reached, step=5, created=good.created, tier="disk")
+    trainer.ask(m.Tidy(id=9))
+    assert trainer.fetch(5, "disk") == good.bytes
+    assert trainer.fetch(5, "host") == good.bytes
+
+
 def test_two_trainers_on_one_run_are_told_apart(folder: Path, where: Path) -> None:
     HandTrainer(folder, where)
     with pytest.raises(RunBusyError, match=str(os.getpid())):

@@ -87,6 +87,16 @@ class Berth:
     def sealed_steps(self) -> list[int]:
         return sorted({slot.step for tier in self.tiers() for slot in tier.slots.sealed()})
 
+    def sealed(self) -> set[Past]:
+        """These very images."""
+        steps = [(tier, slot.step) for tier in self.tiers() for slot in tier.slots.sealed()]
+        return {Past(step, tier.record_of(step).created) for tier, step in steps}
+
+    def created(self, step: int) -> float | None:
+        """When the image of `step` that is sealed here was saved."""
+        tier = self.tier_with(step)
+        return tier.record_of(step).created if tier else None
+
     def clean_steps(self) -> list[int]:
         return sorted({step for tier in self.tiers() for step in tier.steps()})
 
@@ -105,10 +115,11 @@ class Berth:
             self.current.slots.promise(slot)
         self.wishes = {step: wish for step, wish in self.wishes.items() if self.tier_with(step)}
 
-    def has(self, slot: int, step: int) -> bool:
+    def has(self, slot: int, record: Record) -> bool:
         """Is this very image sealed already? (A trainer says it again when it cannot know that it was heard.)"""
-        found = self.current.slots.at_step(step) if self.current else None
-        return found is not None and found.index == slot
+        if self.current is None or (found := self.current.slots.at_step(record.step)) is None:
+            return False
+        return found.index == slot and self.current.record_of(record.step).created == record.created
 
     def next_grant(self, keep: frozenset[int]) -> m.Granted | None:
         """Grant the trainer a slot if it has none and one can be had."""

@@ -32,6 +32,7 @@ from zerostall.wire import messages as m
 if TYPE_CHECKING:
     from zerostall import native
     from zerostall.agent.client import Client
+    from zerostall.core.candidates import Past
     from zerostall.flow.budget import Budget
     from zerostall.tiers.host import Held, HostTier
 
@@ -149,15 +150,17 @@ class Run:
         """
         if record.run != self.folder.facts.run or record.rank != berth.rank:
             raise FormatError(f"a record of run {record.run}, rank {record.rank} came from rank {berth.rank}")
-        if berth.has(slot, record.step):
+        if berth.has(slot, record):
             return
-        before = berth.sealed_steps()
+        before = berth.sealed()
         berth.forget(wish.aside)
         if not adopted:
             self.folder.on_disk.discard(record.step)
-        elif record.step in self.folder.on_disk and (there := self.folder.disk.created(record.step)) != record.created:
-            self.folder.on_disk.discard(record.step)  # that is another one of its number, or damaged
-            wish.replace = wish.replace or not there
+        elif record.step in self.folder.on_disk:
+            there = self.folder.disk.created(record.step, berth.rank)
+            if there != record.created:
+                self.folder.on_disk.discard(record.step)  # that is another one of its number, or damaged
+                wish.replace = wish.replace or not there
         wish.promise = (wish.promise or wish.pin or self.lossless) and record.step not in self.folder.on_disk
         if wish.promise and self._failures == 0:
             self._retry_at = 0.0
@@ -172,28 +175,40 @@ class Run:
                     tier.commit(manifest, replace=True)
             if not adopted:
                 self._grant()  # before the news, so that a save right after it finds a slot
-            self._tell(m.Reached(step=record.step, tier="host"))
+            for rank in self.berths.values():
+                if (created := rank.created(record.step)) is not None:
+                    self._send(rank, m.Reached(step=record.step, created=created, tier="host"))
 
-    def revoke(self, berth: Berth, step: int, reason: str) -> None:
-        """A sealed step is dirty after all: it goes from every tier."""
+    def revoke(self, berth: Berth, past: Past, reason: str) -> None:
+        """A sealed image is dirty after all: it goes from every tier. Others of its step's number stay."""
+        step = past.step
         log.warning("%s, rank %d: step %d is dirty after all: %s", self.where, berth.rank, step, reason)
-        berth.forget_step(step)
-        self._given_up.add(step)  # where it is being written just now, that ends first and then it goes
-        self.folder.on_disk.discard(step)
-        self._writer.submit(lambda: self.folder.disk.evict(step))
+        if berth.created(step) == past.created:
+            berth.forget_step(step)
+            self._given_up.add(step)  # where it is being written just now, that ends first and then it goes
+            self.folder.on_disk.discard(step)
+        self._writer.submit(lambda: self._evict(berth.rank, past))
 
-    def promise(self, berth: Berth, step: int) -> None:
-        """Somebody waits for `step` on disk."""
-        tier = berth.tier_with(step)
-        if step in self.folder.on_disk or (tier is None and step in self.folder.disk.steps()):
-            self._send(berth, m.Reached(step=step, tier="disk"))
-        elif tier is None:
-            self._send(berth, m.Replaced(step=step, tier="disk"))
-        else:
+    def _evict(self, rank: int, past: Past) -> None:
+        """On the writer's thread, so after what was under way."""
+        if self.folder.disk.created(past.step, rank) == past.created:
+            self.folder.disk.evict(past.step)
+
+    def promise(self, berth: Berth, past: Past) -> None:
+        """Somebody waits for this very image on disk."""
+        step, tier = past.step, berth.tier_with(past.step)
+        if tier is not None and tier.record_of(step).created == past.created:
+            if step in self.folder.on_disk:
+                self._send(berth, m.Reached(step=step, created=past.created, tier="disk"))
+                return
             slot = tier.slots.at_step(step)
             assert slot is not None
             tier.slots.promise(slot.index)
             self._retry_at = 0.0
+        elif step in self.folder.disk.steps() and self.folder.disk.created(step, berth.rank) == past.created:
+            self._send(berth, m.Reached(step=step, created=past.created, tier="disk"))
+        else:
+            self._send(berth, m.Replaced(step=step, created=past.created, tier="disk"))
 
     def when_tidy(self, call: Callable[[], None]) -> None:
         """Call on the loop's thread when the order under way and the retention behind it are done."""
@@ -213,7 +228,7 @@ class Run:
         """Give every trainer without a slot one, if one can be had."""
         keep = frozenset(self._clean_steps()[-1:])
         for berth in self.berths.values():
-            before = berth.sealed_steps()
+            before = berth.sealed()
             grant = berth.next_grant(keep)
             if grant is not None:
                 self._tell_replaced(berth, before)
@@ -307,24 +322,33 @@ class Run:
     def _landed(self, outcome: Outcome) -> None:
         flight, self._flight = self._flight, None
         assert flight is not None
-        for (tier, held), berth in zip(flight.held, (self.berths[r] for r in range(len(flight.held))), strict=True):
+        same = True
+        for rank, (tier, held) in enumerate(flight.held):
             tier.release(held)
-            tier.slots.promise(held.slot, False)
+            berth = self.berths[rank]
+            if berth.created(outcome.step) == held.image.record.created:
+                tier.slots.promise(held.slot, False)
+            else:
+                same = False  # saved anew meanwhile, revoked, or set aside
             if outcome.error is None and (wish := berth.wishes.get(outcome.step)):
-                wish.replace, wish.aside = True, ()  # what is there now is this very step
+                wish.replace, wish.aside = True, ()  # one of its number is there now
         if outcome.error is None:
             self._failures, self.last_error = 0, ""
             self._retry_at = self._began + self._interval if self._may_pause() else 0.0
             held_here = {step for berth in self.berths.values() for step in berth.sealed_steps()}
             self.folder.on_disk.intersection_update(held_here)  # of the others the folder itself tells
             self._given_up.intersection_update(held_here)
-            self.folder.on_disk.add(outcome.step)
-            self._tell(m.Reached(step=outcome.step, tier="disk"))
+            if same:
+                self.folder.on_disk.add(outcome.step)
+            for rank, (_, held) in enumerate(flight.held):
+                created = held.image.record.created
+                self._send(self.berths[rank], m.Reached(step=outcome.step, created=created, tier="disk"))
         else:
-            self._failed(outcome.step, outcome.error)
+            self._failed(flight, outcome.error)
         self.advance()
 
-    def _failed(self, step: int, error: ZerostallError) -> None:
+    def _failed(self, flight: Flight, error: ZerostallError) -> None:
+        step = flight.order.step
         self._failures += 1
         self._retry_at = time.monotonic() + backoff.pause(self._failures, random.random())
         self.last_error = f"step {step}: {error.args[0]}"
@@ -332,16 +356,17 @@ class Run:
             self._given_up.add(step)  # trying again would end the same way
         log.error("%s: step %d did not get to disk: %s", self.where, step, error)
         number = error.errno if isinstance(error, StorageError) else None
-        self._tell(
-            m.Failed(
+        for rank, (_, held) in enumerate(flight.held):
+            failed = m.Failed(
                 step=step,
+                created=held.image.record.created,
                 tier="disk",
                 kind=type(error).__name__,
                 message=m.plain(str(error.args[0])),
                 hint=error.hint,
                 errno=number,
             )
-        )
+            self._send(self.berths[rank], failed)
 
     def _manifest(self, step: int) -> Manifest | None:
         """The manifest of `step`, when every rank of the world is sealed here."""
@@ -360,20 +385,15 @@ class Run:
 
     # ------------------------------------------------------------------------------------------------- telling
 
-    def _tell(self, message: m.Message) -> None:
-        for berth in self.berths.values():
-            self._send(berth, message)
-
     @staticmethod
     def _send(berth: Berth, message: m.Message) -> None:
         if berth.client is not None:
             berth.client.send(message)
 
-    def _tell_replaced(self, berth: Berth, before: list[int]) -> None:
-        after = set(berth.sealed_steps())
-        for step in before:
-            if step not in after and step not in self.folder.on_disk:
-                self._send(berth, m.Replaced(step=step, tier="disk"))
+    def _tell_replaced(self, berth: Berth, before: set[Past]) -> None:
+        for past in sorted(before - berth.sealed()):
+            if past.step not in self.folder.on_disk:
+                self._send(berth, m.Replaced(step=past.step, created=past.created, tier="disk"))
 
     def close(self) -> None:
         """Wait for what is under way, then give back the memory and the folder."""

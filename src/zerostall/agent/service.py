@@ -18,6 +18,7 @@ from zerostall.agent.client import Client
 from zerostall.agent.run import Run
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
+from zerostall.core.candidates import Past
 from zerostall.errors import (
     AgentError,
     CapabilityError,
@@ -219,9 +220,9 @@ class Service:
                 log.warning("%s, rank %d: step %d is dirty: %s", run.where, berth.rank, message.step, message.reason)
                 berth.discard(message.slot)
             case m.Revoked():
-                run.revoke(berth, message.step, message.reason)
+                run.revoke(berth, Past(message.step, message.created), message.reason)
             case m.Promise():
-                run.promise(berth, message.step)
+                run.promise(berth, Past(message.step, message.created))
             case m.Lease():
                 self._lease(client, run, berth, message)
             case m.Adopt():

@@ -181,11 +181,14 @@ class DiskTier:
         folder = self.where / names.rewound_folder(step) if rewound else self._folder(step)
         return (folder / names.PINNED).exists()
 
-    def created(self, step: int) -> float:
-        """When the committed step was saved, by which it is told from others of its number; 0.0 if it cannot say."""
+    def created(self, step: int, rank: int | None = None) -> float:
+        """When the committed step (or one rank's image of it) was saved; 0.0 if it cannot say.
+
+        Tells it from others of its number.
+        """
         try:
-            return self.manifest(step).created
-        except (FormatError, OSError):
+            return self.manifest(step).created if rank is None else self.open(step, rank).record.created
+        except (FormatError, SnapshotNotFoundError, OSError):
             return 0.0
 
     def set_aside(self, past: Iterable[Past]) -> list[int]:

@@ -180,14 +180,22 @@ class Checkpointer:
             self._last_skipped = step
             self.stats.record_call(time.perf_counter() - start)
             return Saving(step, self._condition, skipped=busy)
-        saving = Saving(step, self._condition, urge=self._urge, seen=self._look_back, reported=self._ledger.reported)
+        created = time.time()
+        saving = Saving(
+            step,
+            self._condition,
+            created=created,
+            urge=self._urge,
+            seen=self._look_back,
+            reported=self._ledger.reported,
+        )
         flight = Flight(
             run=self._link.welcome.run_id,
             step=step,
             taken=taken,
             saving=saving,
             metric=metric,
-            created=time.time(),
+            created=created,
             wish=m.Sealed(slot=taken.slot, record=b"", replace=replace, pin=pin, aside=self._ledger.aside),
         )
         self._ledger.accept(saving)
@@ -339,7 +347,7 @@ class Checkpointer:
 
     def _dirty(self, flight: Flight, error: ZerostallError) -> None:
         log.error("step %d is dirty and was thrown away: %s", flight.step, error)
-        self._ledger.dirty(flight.step, error)
+        self._ledger.dirty(flight.saving, error)
 
     def _heard(self, event: m.FromAgent) -> None:
         """An event from the agent, on the link's thread."""
@@ -353,11 +361,11 @@ class Checkpointer:
 
     def _reconnected(self) -> None:
         self.stats.agent_restarts += 1
-        for step in self._ledger.urged():
-            self._link.tell(m.Promise(step=step), timeout=1.0)
+        for saving in self._ledger.urged():
+            self._link.tell(m.Promise(step=saving.step, created=saving.created), timeout=1.0)
 
-    def _urge(self, step: int, timeout: float | None) -> None:
-        if not self._ledger.urge(step):
+    def _urge(self, saving: Saving, timeout: float | None) -> None:
+        if not self._ledger.urge(saving):
             return
         patience = TOLD_SECONDS if timeout is None else min(timeout, TOLD_SECONDS)
         try:
@@ -366,7 +374,7 @@ class Checkpointer:
             if timeout is None:
                 raise
         else:
-            self._link.tell(m.Promise(step=step), timeout=min(patience, 10.0))
+            self._link.tell(m.Promise(step=saving.step, created=saving.created), timeout=min(patience, 10.0))
 
 
 class _Ear:

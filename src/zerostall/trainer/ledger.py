@@ -31,7 +31,7 @@ class Ledger:
         self._unread: int | None = None
         self._aside: tuple[Past, ...] = ()
         self._savings: dict[int, Saving] = {}
-        self._urged: set[int] = set()
+        self._urged: set[Saving] = set()
         self._failure: ZerostallError | None = None
 
     # ------------------------------------------------------------------------------------------ what is there
@@ -92,8 +92,11 @@ class Ledger:
 
     def accept(self, saving: Saving) -> None:
         with self._condition:
+            if before := self._savings.get(saving.step):
+                self._replaced(before, "disk")
             self._savings[saving.step] = saving
-            if not self._knows(saving.step):
+            saving._replaces = self._knows(saving.step)
+            if not saving._replaces:
                 self._known.append(saving.step)  # nothing goes behind a newer one
                 if len(self._known) > 2 * _MOST_KNOWN:
                     del self._known[:-_MOST_KNOWN]
@@ -103,57 +106,63 @@ class Ledger:
         with self._condition:
             return self._savings[max(self._savings)] if self._savings else None
 
-    def urge(self, step: int) -> bool:
-        """Somebody waits for the step on disk; True when the agent should be told."""
+    def urge(self, saving: Saving) -> bool:
+        """Somebody waits for it on disk; True when the agent should be told."""
         with self._condition:
-            saving = self._savings.get(step)
-            if saving is None or "disk" in saving._tiers:
+            if self._savings.get(saving.step) is not saving or "disk" in saving._tiers:
                 return False
-            self._urged.add(step)
+            self._urged.add(saving)
             return True
 
-    def urged(self) -> list[int]:
+    def urged(self) -> list[Saving]:
         with self._condition:
-            return sorted(self._urged)
+            return sorted(self._urged, key=lambda saving: saving.step)
 
     def heard(self, event: m.FromAgent) -> None:
         """The agent says how a step fares."""
         with self._condition:
             match event:
                 case m.Reached():
-                    self._reached(event.step, event.tier)
+                    self._reached(event)
                 case m.Failed():
                     self._failed(event)
                 case m.Replaced():
-                    self._urged.discard(event.step)
-                    if saving := self._savings.pop(event.step, None):
-                        why = f"step {event.step} was replaced by a newer one before it got to {event.tier}"
-                        saving._failed(event.tier, ReplacedError(why, hint="when_busy='wait' replaces nothing"))
+                    if saving := self._saving_of(event):
+                        self._replaced(saving, event.tier)
                 case _:
                     log.warning("the agent said %s, which means nothing here", type(event).__name__)
 
-    def dirty(self, step: int, error: ZerostallError) -> None:
+    def dirty(self, saving: Saving, error: ZerostallError) -> None:
         """The capture of a step came to nothing."""
+        step = saving.step
         with self._condition:
             if isinstance(error, TornError):
                 self._stats.dirty += 1
             else:
                 self._stats.failed += 1
-            if self._knows(step):
-                self._known.remove(step)
             self._failure = error
-            if saving := self._savings.pop(step, None):
-                saving._failed("host", error)
+            self._urged.discard(saving)
+            if self._savings.get(step) is saving:
+                del self._savings[step]
+                if not saving._replaces:
+                    self._known.remove(step)
+            saving._failed("host", error)
 
-    def _reached(self, step: int, tier: str) -> None:
-        saving = self._savings.get(step)
-        if saving is not None:
-            saving._reached(tier)
-        if tier != "disk":
+    def _saving_of(self, event: m.Reached | m.Failed | m.Replaced) -> Saving | None:
+        """The save that an event is about: None where it is about an earlier one of that number, or another trainer's."""
+        saving = self._savings.get(event.step)
+        return saving if saving is not None and saving.created == event.created else None
+
+    def _reached(self, event: m.Reached) -> None:
+        saving = self._saving_of(event)
+        if saving is None:
+            return
+        saving._reached(event.tier)
+        if event.tier != "disk":
             return
         self._failure = None  # newer and durable: what failed before is made good
         self._aside = ()
-        self._urged.discard(step)
+        self._urged.discard(saving)
         newest = max(self._savings, default=-1)
         for old in [s for s, saving in self._savings.items() if s < newest and "disk" in saving._tiers]:
             del self._savings[old]
@@ -163,9 +172,16 @@ class Ledger:
         log.error("step %d did not get to %s: %s", event.step, event.tier, error)
         self._stats.failed += 1
         self._failure = error
-        self._urged.discard(event.step)
-        if saving := self._savings.get(event.step):
+        if saving := self._saving_of(event):
+            self._urged.discard(saving)
             saving._failed(event.tier, error)
+
+    def _replaced(self, saving: Saving, tier: str) -> None:
+        self._urged.discard(saving)
+        del self._savings[saving.step]
+        if tier not in saving._tiers:
+            why = f"step {saving.step} was replaced by a newer one before it got to {tier}"
+            saving._failed(tier, ReplacedError(why, hint="when_busy='wait' replaces nothing"))
 
     # ------------------------------------------------------------------------------------------- what went wrong
 

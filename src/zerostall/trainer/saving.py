@@ -17,6 +17,7 @@ class Saving:
 
     Attributes:
         step: the step that was given to `save`.
+        created: seconds since 1970, when `save` was called; tells this save from others of its number.
         skipped: why the save was skipped, or "" when it was accepted. Falsy when accepted.
     """
 
@@ -25,17 +26,20 @@ class Saving:
         step: int,
         condition: threading.Condition,
         *,
+        created: float = 0.0,
         skipped: str = "",
-        urge: Callable[[int, float | None], None] = lambda step, timeout: None,
+        urge: Callable[[Saving, float | None], None] = lambda saving, timeout: None,
         seen: Callable[[], None] = lambda: None,
         reported: Callable[[ZerostallError], None] = lambda error: None,
     ) -> None:
         self.step = step
+        self.created = created
         self.skipped = skipped
         self._condition = condition
         self._urge = urge
         self._seen = seen
         self._reported = reported
+        self._replaces = False  # the ledger's: was there one of this number before?
         self._tiers: set[str] = set()
         self._errors: dict[str, ZerostallError] = {}
 
@@ -64,7 +68,7 @@ class Saving:
             raise ReplacedError(f"step {self.step} was skipped: {self.skipped}", hint="look at Saving.skipped")
         start = time.monotonic()
         if tier == "disk":
-            self._urge(self.step, timeout)
+            self._urge(self, timeout)
         self._await(tier, None if timeout is None else timeout - (time.monotonic() - start))
         self._seen()
         self._await(tier, 0.0)  # what was only seen now is raised now

@@ -63,7 +63,8 @@ class Sealer:
         error = _torn(flight.step, flight.late)
         self._dirty(flight, error)
         self._shelf.revoked(flight.step)
-        self._link.tell(m.Revoked(step=flight.step, reason=str(error.args[0])), timeout=10.0)
+        reason = str(error.args[0])
+        self._link.tell(m.Revoked(step=flight.step, created=flight.created, reason=reason), timeout=10.0)
 
     def settle(self, timeout: float = TOLD_SECONDS) -> None:
         """Wait until the agent has been told of every flight.

@@ -16,7 +16,7 @@ import msgspec
 from zerostall import errors
 from zerostall.core.candidates import Past
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 def plain(text: str) -> str:
@@ -106,9 +106,14 @@ class Discarded(Message, frozen=True):
 
 
 class Revoked(Message, frozen=True):
-    """A step that was sealed is dirty after all: no tier may keep it."""
+    """A step that was sealed is dirty after all: no tier may keep it.
+
+    `created` says which of its number, here and wherever a message names a step: a number may be saved again, and what
+    was said of the first must not be taken for the second.
+    """
 
     step: int
+    created: float
     reason: str
 
 
@@ -116,6 +121,7 @@ class Promise(Message, frozen=True):
     """Somebody waits for `step` on disk: do not replace it before. Answered by `Reached`, `Failed` or `Replaced`."""
 
     step: int
+    created: float
 
 
 class Find(Message, frozen=True):
@@ -282,6 +288,7 @@ class Reached(Message, frozen=True):
     """The step is clean in `tier`."""
 
     step: int
+    created: float
     tier: str
 
 
@@ -289,6 +296,7 @@ class Failed(Message, frozen=True):
     """The step did not get to `tier`; the agent goes on trying with the newest one."""
 
     step: int
+    created: float
     tier: str
     kind: str
     message: str
@@ -300,6 +308,7 @@ class Replaced(Message, frozen=True):
     """A newer image took this step's place in memory before it got to `tier`."""
 
     step: int
+    created: float
     tier: str
 
 
