@@ -149,7 +149,7 @@ class Ledger:
             saving._failed("host", error)
 
     def _saving_of(self, event: m.Reached | m.Failed | m.Replaced) -> Saving | None:
-        """The save that an event is about: None where it is about an earlier one of that number, or another trainer's."""
+        """The save that an event is about: None where it is of another of its number."""
         saving = self._savings.get(event.step)
         return saving if saving is not None and saving.created == event.created else None
 
