@@ -307,7 +307,9 @@ Geometry Tensors::describe(Entry& entry, bool exchange, int16_t& place) {
     if (answer.read_only && !read_only_) read_only_ = index;
   }
   if (geometry.nbytes != 0 && data_.back() == nullptr && !elsewhere_) throw Refusal{"it has no memory"};
-  if (place != Arrays::kHost && geometry.nbytes != 0) hold(entry, data_.back());
+  // An array keeps its memory itself; what is not tracked in host memory is read before `save` returns.
+  entry.leaves = geometry.nbytes != 0 && (place != Arrays::kHost || (entry.tracked && torch));
+  if (entry.leaves) hold(entry, data_.back());
   return geometry;
 }
 
@@ -384,8 +386,7 @@ std::vector<uint32_t> Tensors::refresh() {
     Entry& entry = entries_[k];
     bool fits = look(entry, data_[k]);
     if (data_[k] == nullptr && (*geometries_)[k].nbytes != 0 && !elsewhere_) fits = false;
-    if (places_ && (*places_)[k] != Arrays::kHost && (*geometries_)[k].nbytes != 0 &&
-        (entry.held == nullptr || entry.held_at != data_[k])) {
+    if (entry.leaves && (entry.held == nullptr || entry.held_at != data_[k])) {
       try {
         hold(entry, data_[k]);
       } catch (const Refusal&) {

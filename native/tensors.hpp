@@ -31,8 +31,9 @@ class Tensors {
   size_t size() const { return entries_.size(); }
   std::vector<int> devices() const;  // numbers of the CUDA devices that hold some, rising
 
-  // Memory of a device that a tensor has left (`parameter.data = other`) is held until the refresh() after,
-  // so that nobody else is given it while it is read. This lets go of such memory; call it when nothing
+  // Memory that a tensor has left (`parameter.data = other`, `module.to(...)`) is held until the refresh()
+  // after, so that it is neither unmapped nor given to somebody else while it is read: all memory of a
+  // device, and in host memory that of tracked tensors. This lets go of such memory; call it when nothing
   // reads.
   void let_go() noexcept;
 
@@ -55,9 +56,10 @@ class Tensors {
     const std::byte* storage = nullptr;
     size_t extent = 0;  // into extents_: the shape, then the strides in the producer's unit
     int64_t version = 0;
-    _object* held = nullptr;  // the storage of a tensor on a device, as refresh() saw it
+    _object* held =
+        nullptr;  // the storage, as refresh() saw it, of a tensor that may leave it while it is read
     const std::byte* held_at = nullptr;
-    bool tracked = false;
+    bool tracked = false, leaves = false;
   };
   struct Answer;  // of a tensor asked by method calls
 

@@ -186,6 +186,21 @@ def test_new_storage_behind_a_parameter_is_seen(where: Path) -> None:
         assert all((t == step).all() for t in zerostall.load(where, step)["model"].values())
 
 
+def test_a_parameter_that_leaves_its_memory_while_it_is_read(where: Path) -> None:
+    """As `model.to(...)` does; large memory is unmapped at once, and reading it would end the process."""
+    parameter = nn.Parameter(torch.zeros(BIG))
+    optimizer = torch.optim.SGD([parameter])
+    with zerostall.Checkpointer(where, keep=10, when_busy="wait", model={"p": parameter}, optimizer=optimizer) as ckpt:
+        ckpt.restore()
+        for step in range(1, 6):
+            after = torch.full((BIG,), float(step))
+            ckpt.save(step)
+            parameter.data = after
+            del after
+    for step in range(1, 6):
+        assert (zerostall.load(where, step)["model"]["p"] == step - 1).all()
+
+
 def test_a_state_that_grows_and_shrinks_is_followed(where: Path) -> None:
     state: dict[str, object] = {"a": torch.ones(10)}
     with zerostall.Checkpointer(where, keep=10, when_busy="wait", state=state) as ckpt:

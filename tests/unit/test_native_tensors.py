@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -53,6 +55,29 @@ def test_moved_names_what_was_written_since(exchange: bool) -> None:
     assert seen.moved() == [0, 1]
     assert seen.refresh() == []
     assert seen.moved() == []
+
+
+@both_ways
+def test_memory_that_a_tracked_tensor_leaves_is_held_until_it_is_let_go(exchange: bool) -> None:
+    """Read after it was unmapped, it would end the process."""
+    tensors = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    left = []
+    for tensor in tensors:
+        array = np.ones(1000, dtype=np.float32)
+        left.append(weakref.ref(array))
+        tensor.data = torch.from_numpy(array)
+        del array
+    seen = Tensors(tensors, [True, False], exchange=exchange)
+    assert seen.refresh() == []
+    for tensor in tensors:
+        tensor.data = torch.zeros(1000)
+    gc.collect()
+    assert left[0]() is not None
+    assert left[1]() is None  # nobody reads it after `save`
+    seen.let_go()
+    assert left[0]() is None
+    assert seen.refresh() == []
+    assert seen.pointers == [tensor.data_ptr() for tensor in tensors]
 
 
 def test_numpy_arrays_are_watched_too() -> None:
