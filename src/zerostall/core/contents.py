@@ -65,7 +65,7 @@ def contents(layout: Layout) -> tuple[Content, ...]:
     for view in layout.views:
         base = bases[view.base]
         nbytes = math.prod(view.shape) * DTYPES[view.dtype].itemsize
-        part = None if _is_whole(view, base) else view
+        part = None if is_whole_view(view, base) else view
         found.append(Content(view.name, view.dtype, view.shape, nbytes, base, part))
     return tuple(sorted(found, key=lambda content: natural(content.name)))
 
@@ -121,7 +121,8 @@ def _joined(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], li
     return sizes, steps
 
 
-def _is_whole(view: View, base: Entry) -> bool:
+def is_whole_view(view: View, base: Entry) -> bool:
+    """Return whether a view is all of its base, in order, under another name."""
     if view.start or view.dtype != base.dtype or view.shape != base.shape:
         return False
     if 0 in view.shape:
