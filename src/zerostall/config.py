@@ -7,10 +7,12 @@ ZEROSTALL_HOST_BUDGET    most bytes of shared memory the agent lends on this nod
 ZEROSTALL_AGENT_IDLE     seconds without a trainer after which the agent leaves (default: 1800)
 ZEROSTALL_COPY_THREADS   threads that copy tensors in the training process (default: 2, or 8 where the state is
                          on a CUDA device and they take checksums of what arrives; at most half of the cores)
+ZEROSTALL_RANKS_PATIENCE seconds without a sign of life after which one rank gives another up (default: 600)
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tempfile
@@ -61,6 +63,15 @@ def copy_threads(*, device: bool = False) -> int:
 def restore_threads() -> int:
     """How many threads bring a snapshot back into tensors, while training waits for nothing else."""
     return max(copy_threads(), min(8, _cores()))
+
+
+def ranks_patience() -> float:
+    """Seconds without a sign of life after which a rank is given up."""
+    chosen = os.environ.get("ZEROSTALL_RANKS_PATIENCE", "600")
+    with contextlib.suppress(ValueError):
+        if 0 < float(chosen) < float("inf"):
+            return float(chosen)
+    raise ValueError(f"ZEROSTALL_RANKS_PATIENCE={chosen!r} is not a number of seconds")
 
 
 @dataclass(frozen=True, slots=True)

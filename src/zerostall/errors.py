@@ -13,6 +13,7 @@ ZerostallError                  what, which object, why; `.hint` says what to do
 ├── TornError                   (RuntimeError)       tensors changed while they were captured; names them
 ├── StorageError                (OSError)            a disk or store refused; carries errno
 ├── RunBusyError                (RuntimeError)       another live trainer owns this run
+├── RankError                   (RuntimeError)       another rank failed, or did not do what this one did; names it
 ├── AgentError                  (ConnectionError)    the agent cannot be reached or started
 ├── CapacityError               (MemoryError)        a budget is too small; says needed and free
 ├── CapabilityError             (RuntimeError)       this machine or build cannot do that; says why
@@ -109,6 +110,10 @@ class StorageError(ZerostallError, OSError):
 
 class RunBusyError(ZerostallError, RuntimeError):
     """Another live trainer owns this run."""
+
+
+class RankError(ZerostallError, RuntimeError):
+    """Another rank of this run failed, or did not do what this one did. The message has its number."""
 
 
 class AgentError(ZerostallError, ConnectionError):

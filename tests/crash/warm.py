@@ -15,7 +15,7 @@ import json
 import os
 import sys
 
-MODULES = {"agent": "zerostall.agent.__main__", "trainer": "crash.trainer"}
+MODULES = {"agent": "zerostall.agent.__main__", "trainer": "crash.trainer", "rank": "ranks.program"}
 
 
 def next_child() -> list[str] | None:

@@ -23,6 +23,7 @@ ERRORS = {
     "DeviceError",
     "FormatError",
     "MismatchError",
+    "RankError",
     "ReplacedError",
     "RunBusyError",
     "RunMismatchError",
@@ -36,7 +37,7 @@ ERRORS = {
     "ZerostallError",
 }
 PARAMETERS = {
-    "Checkpointer": "where run keep policy when_busy slots freeze_bytes disk_interval rng guard state",
+    "Checkpointer": "where run keep policy when_busy slots freeze_bytes disk_interval rng guard process_group state",
     "Checkpointer.save": "self step metric pin if_exists when_busy",
     "Checkpointer.restore": "self step required only rename strict prefixes",
     "Checkpointer.guard": "self",

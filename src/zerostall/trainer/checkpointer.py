@@ -19,14 +19,16 @@ from zerostall.trainer import restore as restoring
 from zerostall.trainer.captures import Captures
 from zerostall.trainer.flight import Flight
 from zerostall.trainer.guard import Guard
+from zerostall.trainer.joining import agree_on_run, agree_on_terms
 from zerostall.trainer.ledger import Ledger
 from zerostall.trainer.link import Link
 from zerostall.trainer.mappings import Mappings
 from zerostall.trainer.memory import Shelf
-from zerostall.trainer.options import Options, refuse_distributed, step_number
+from zerostall.trainer.options import Options, step_number
 from zerostall.trainer.saving import Saving
 from zerostall.trainer.sealer import TOLD_SECONDS, Sealer
 from zerostall.trainer.state import State
+from zerostall.trainer.world import World
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
@@ -71,6 +73,8 @@ class Checkpointer:
         RunBusyError: another live trainer has the folder.
         RunMismatchError: the folder belongs to another run.
         AgentError: the node's agent cannot be started.
+        RankError: another rank was told something else, or failed.
+        WaitTimeoutError: another rank is missing.
     """
 
     def __init__(
@@ -86,20 +90,23 @@ class Checkpointer:
         disk_interval: float = 5.0,
         rng: bool = True,
         guard: str = "hooks",
+        process_group: object = None,
         **state: object,
     ) -> None:
-        self._options = Options.checked(
-            keep=keep,
-            policy=policy,
-            when_busy=when_busy,
-            slots=slots,
-            freeze_bytes=freeze_bytes,
-            disk_interval=disk_interval,
-            guard=guard,
-        )
+        self._world = World.of(process_group)
         self._where = Path(where).absolute()
-        refuse_distributed()
-        self._state = State(state, rng=rng, user_guards=guard == "manual")
+        with self._world.excused("Checkpointer(...)"):
+            self._options = Options.checked(
+                keep=keep,
+                policy=policy,
+                when_busy=when_busy,
+                slots=slots,
+                freeze_bytes=freeze_bytes,
+                disk_interval=disk_interval,
+                guard=guard,
+            )
+            self._state = State(state, rng=rng, user_guards=guard == "manual")
+        self._attempt = agree_on_terms(self._world, self._where, self._options, run=run, rng=rng, guard=guard)
         self.stats = Stats()
         self._condition = threading.Condition()
         self._shelf = Shelf(self._condition)
@@ -113,12 +120,18 @@ class Checkpointer:
             protocol=m.PROTOCOL,
             pid=os.getpid(),
             where=os.fsencode(self._where),
-            rank=0,
-            world=1,
+            rank=self._world.rank,
+            world=self._world.size,
             rules=self._options.rules(),
             run=run,
         )
-        self._link = Link(runtime_dir(), hello, _Ear(self))
+        with self._world.excused("Checkpointer(...)"):
+            self._link = Link(runtime_dir(), hello, _Ear(self))
+        try:
+            agree_on_run(self._world, self._where, self._link.welcome.run_id)
+        except BaseException:
+            self._link.close()
+            raise
         self._ledger.found(self._link.welcome.steps)
         self._mappings = Mappings(self._options.copy_threads)
         if (lent := self._link.welcome.memory) is not None:
@@ -191,6 +204,8 @@ class Checkpointer:
         )
         flight = Flight(
             run=self._link.welcome.run_id,
+            rank=self._world.rank,
+            world=self._world.size,
             step=step,
             taken=taken,
             saving=saving,

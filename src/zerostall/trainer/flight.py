@@ -25,6 +25,8 @@ class Flight:
     """
 
     run: str
+    rank: int
+    world: int
     step: int
     taken: Taken
     saving: Saving

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
 from dataclasses import dataclass
 from typing import get_args
 
@@ -91,13 +90,3 @@ def step_number(step: int) -> int:
     if number < 0:
         raise ValueError(f"step must not be negative: {number}")
     return number
-
-
-def refuse_distributed() -> None:
-    """CapabilityError where several ranks train: their state would be saved as if it were one's."""
-    world = os.environ.get("WORLD_SIZE", "1")
-    if world.isdecimal() and int(world) > 1:
-        raise CapabilityError(
-            f"WORLD_SIZE is {world}: this version saves the state of one process",
-            hint="unset WORLD_SIZE, or wait for the version that saves sharded state",
-        )

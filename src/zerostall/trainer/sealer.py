@@ -131,8 +131,8 @@ def _record(flight: Flight) -> Record:
     return Record(
         run=flight.run,
         step=flight.step,
-        rank=0,
-        world=1,
+        rank=flight.rank,
+        world=flight.world,
         layout=layout.digest,
         nbytes=layout.nbytes,
         chunk_bytes=CHUNK,

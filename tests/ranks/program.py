@@ -1,0 +1,38 @@
+"""What one rank does: `main` joins the group and runs a scenario. Prints what tests look for.
+
+A scenario is a function of `scenarios.py`; it is given the rank, the folder of the run and the words that are left.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+import zerostall.trainer.checkpointer  # noqa: F401 - everything is loaded before the fork
+from crash.states import Job
+from ranks import scenarios
+
+torch.set_num_threads(1)
+Job().train_one_step()
+
+
+def main(words: list[str]) -> int:
+    name, rank, size, rendezvous, *more = words
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout, force=True)
+    os.environ.update(RANK=rank, WORLD_SIZE=size, LOCAL_RANK=rank, GLOO_SOCKET_IFNAME="lo")
+    if rendezvous == "env":
+        dist.init_process_group("gloo")
+    else:
+        dist.init_process_group("gloo", init_method=rendezvous, rank=int(rank), world_size=int(size))
+    try:
+        getattr(scenarios, name)(*more)
+    except Exception as error:
+        print(f"FAILED {type(error).__name__}: {error}", flush=True)
+        raise
+    print("ENDED", flush=True)
+    dist.destroy_process_group()
+    return 0

@@ -1,0 +1,60 @@
+"""What ranks do in tests: each function is one rank's program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch.distributed as dist
+
+import zerostall
+from crash.states import Job
+
+
+class Ranked(Job):
+    """A job whose objects have other names on every rank, as the stages of a pipeline do."""
+
+    def state(self) -> dict[str, object]:
+        return {f"{name}{dist.get_rank()}": part for name, part in super().state().items()}
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)
+
+
+def begin(where: str, **options) -> tuple[Ranked, zerostall.Checkpointer, int]:
+    """A job, its checkpointer and the step it was restored to, every bit checked."""
+    job = Ranked()
+    ckpt = zerostall.Checkpointer(where, **options, **job.state())
+    step = ckpt.restore()
+    assert not job.difference(step), job.difference(step)
+    say("restored", step, ckpt.stats.restored_from or "nothing")
+    return job, ckpt, step
+
+
+def train(where: str, steps: str) -> None:
+    """Go on for some steps, each of which gets to disk."""
+    job, ckpt, step = begin(where)
+    with ckpt:
+        for _ in range(int(steps)):
+            step = job.train_one_step()
+            saving = ckpt.save(step, when_busy="wait")
+            saving.wait("host")
+            dist.barrier()
+        saving.wait("disk", timeout=60)
+    say("saved", step)
+
+
+def differ(where: str) -> None:
+    """Rank 1 was given another option; then rank 2 a state that cannot be saved; then all agree."""
+    rank = dist.get_rank()
+    for options, state in (({"slots": 4 if rank == 1 else 3}, {}), ({}, {"bad": {1, object()} if rank == 2 else 1})):
+        try:
+            zerostall.Checkpointer(where, **options, **Ranked().state(), **state)
+        except zerostall.errors.ZerostallError as error:
+            say("refused", type(error).__name__, error)
+        else:
+            raise AssertionError("nothing was refused")
+    job, ckpt, _ = begin(where)
+    with ckpt:
+        ckpt.save(job.train_one_step()).wait(timeout=60)
+    say("files", *sorted(path.name for path in (Path(where) / "step-000000000001").iterdir()))
