@@ -14,6 +14,7 @@
 #include "crc32c.hpp"
 #include "device.hpp"
 #include "error.hpp"
+#include "patterns.hpp"
 #include "pinned.hpp"
 #include "scatter.hpp"
 #include "segment.hpp"
@@ -518,6 +519,13 @@ NB_MODULE(_native, m) {
         return zs::crc32c(pointer<const void>(address), nbytes, value);
       },
       "address"_a, "nbytes"_a, "value"_a = 0, nogil(), "The same of memory by its address.");
+  m.def(
+      "any_masked",
+      [](uint64_t address, uint64_t nbytes, uint32_t width, uint64_t mask, uint64_t value) {
+        return zs::any_masked(pointer<const void>(address), nbytes, width, mask, value);
+      },
+      "address"_a, "nbytes"_a, nb::kw_only(), "width"_a, "mask"_a, "value"_a, nogil(),
+      "Whether some element of `width` bytes there has the bits `value` under `mask`.");
   bind_devices(m);
   bind_memory(m);
   bind_work(m);

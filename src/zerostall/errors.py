@@ -11,6 +11,7 @@ ZerostallError                  what, which object, why; `.hint` says what to do
 ├── StepExistsError             (FileExistsError)    the step is already there
 ├── ReplacedError               (LookupError)        a newer snapshot took this one's place before it got that far
 ├── TornError                   (RuntimeError)       tensors changed while they were captured; names them
+├── NonFiniteError              (FloatingPointError) tensors that must be finite hold NaN or infinity; names them
 ├── StorageError                (OSError)            a disk or store refused; carries errno
 ├── RunBusyError                (RuntimeError)       another live trainer owns this run
 ├── RankError                   (RuntimeError)       another rank failed, or did not do what this one did; names it
@@ -98,6 +99,10 @@ class ReplacedError(ZerostallError, LookupError):
 
 class TornError(ZerostallError, RuntimeError):
     """Tensors changed behind the guard while they were captured: the snapshot is dirty and was thrown away."""
+
+
+class NonFiniteError(ZerostallError, FloatingPointError):
+    """Tensors that `require_finite` names hold NaN or infinity. The snapshot was thrown away."""
 
 
 class StorageError(ZerostallError, OSError):

@@ -18,6 +18,7 @@ from torch import nn
 import zerostall
 from zerostall.errors import (
     MismatchError,
+    NonFiniteError,
     ReplacedError,
     RunBusyError,
     RunMismatchError,
@@ -261,6 +262,30 @@ def test_a_change_that_the_seal_could_not_see_revokes_the_snapshot(where: Path) 
             saving.wait("host")
         ckpt.save(3, when_busy="wait").wait()
     assert saved(where) == [1, 3]
+
+
+def test_a_state_that_diverged_pushes_no_good_step_out(where: Path) -> None:
+    state = {"w": torch.ones(5000), "mask": torch.full((3,), float("-inf"))}
+    with zerostall.Checkpointer(
+        where, keep=1, when_busy="wait", require_finite=["*", "!state.mask"], state=state
+    ) as ckpt:
+        ckpt.restore()
+        ckpt.save(1).wait()
+        state["w"][4000] = float("nan")
+        bad = ckpt.save(2)
+        for tier in ("host", "disk"):
+            with pytest.raises(NonFiniteError, match=r"step 2: NaN or infinity in state\.w"):
+                bad.wait(tier)
+        assert saved(where) == [1]
+        state["w"].zero_()
+        assert ckpt.restore() == 1
+        assert (state["w"] == 1).all()
+        ckpt.save(2).wait()  # the number is free again
+        state["w"][0] = float("inf")
+        ckpt.save(3)
+        with pytest.raises(NonFiniteError, match="step 3"):
+            ckpt.close()  # nobody had been told
+    assert saved(where) == [2]
 
 
 def test_an_unreported_tear_is_raised_by_close(where: Path) -> None:

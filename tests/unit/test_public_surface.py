@@ -23,6 +23,7 @@ ERRORS = {
     "DeviceError",
     "FormatError",
     "MismatchError",
+    "NonFiniteError",
     "RankError",
     "ReplacedError",
     "RunBusyError",
@@ -37,7 +38,9 @@ ERRORS = {
     "ZerostallError",
 }
 PARAMETERS = {
-    "Checkpointer": "where run keep policy when_busy slots freeze_bytes disk_interval rng guard process_group state",
+    "Checkpointer": (
+        "where run keep policy when_busy slots freeze_bytes disk_interval rng guard require_finite process_group state"
+    ),
     "Checkpointer.save": "self step metric pin if_exists when_busy",
     "Checkpointer.restore": "self step required only rename strict prefixes",
     "Checkpointer.guard": "self",

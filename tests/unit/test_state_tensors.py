@@ -28,6 +28,7 @@ def random_bits(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support")
+@pytest.mark.filterwarnings("ignore:BComplex32 support")
 @pytest.mark.parametrize("name", TYPES)
 def test_every_type_keeps_its_bits(name: str) -> None:
     torch.manual_seed(3)
@@ -45,6 +46,7 @@ def test_every_type_keeps_its_bits(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:torch.quantize")
 @pytest.mark.filterwarnings("ignore:ComplexHalf support")
+@pytest.mark.filterwarnings("ignore:BComplex32 support")
 def test_all_torch_types_are_stored_or_refused_by_name() -> None:
     known = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
     for dtype in known - {getattr(torch, name) for name in TYPES}:

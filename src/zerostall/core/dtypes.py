@@ -58,6 +58,7 @@ _OTHERS = (
     *(DType(name, 1, "U8") for name in _BYTES),
     DType("bits16", 2, "U16"),
     DType("complex32", 4, "F16", (2,)),
+    DType("bcomplex32", 4, "BF16", (2,)),
     DType("complex64", 8, "F32", (2,)),
     DType("complex128", 16, "F64", (2,)),
 )
@@ -65,6 +66,26 @@ _OTHERS = (
 DTYPES: MappingProxyType[str, DType] = MappingProxyType({dtype.name: dtype for dtype in _NATIVE + _OTHERS})
 """Every type an image can hold, by torch's name. Quantized types are not among them: their scale lies
 elsewhere.
+"""
+
+_EXPONENTS = {
+    "float64": (8, 0x7FF0 << 48, 0x7FF0 << 48),
+    "float32": (4, 0x7F80 << 16, 0x7F80 << 16),
+    "float16": (2, 0x7C00, 0x7C00),
+    "bfloat16": (2, 0x7F80, 0x7F80),
+    "float8_e5m2": (1, 0x7C, 0x7C),
+    "float8_e4m3fn": (1, 0x7F, 0x7F),  # no infinity, and one NaN of each sign
+    "float8_e4m3fnuz": (1, 0xFF, 0x80),  # one NaN, where others have -0
+    "float8_e5m2fnuz": (1, 0xFF, 0x80),
+    "float8_e8m0fnu": (1, 0xFF, 0xFF),
+}
+_PARTS = {"complex32": "float16", "bcomplex32": "bfloat16", "complex64": "float32", "complex128": "float64"}
+
+NOT_FINITE: MappingProxyType[str, tuple[int, int, int]] = MappingProxyType(
+    _EXPONENTS | {name: _EXPONENTS[part] for name, part in _PARTS.items()}
+)
+"""By type that can hold NaN or infinity: (bytes of a number, mask, value): a number whose bits are `value` under
+`mask` is one of these.
 """
 
 CODES: MappingProxyType[str, DType] = MappingProxyType(

@@ -81,7 +81,7 @@ def select(only: str | Iterable[str] | None = None, rename: Mapping[str, str] | 
     """
     globs = [only] if isinstance(only, str) else None if only is None else list(only)
     if globs is not None and not globs:
-        raise ValueError("only=[] would restore nothing")
+        raise ValueError("only=[]: an empty list of patterns takes nothing")
     never = [_glob(glob[1:]) for glob in globs or () if glob.startswith("!")]
     wanted = [_glob(glob) for glob in globs or () if not glob.startswith("!")]
     return Selection(tuple(wanted) or None, tuple(never), tuple(_rule(*rule) for rule in (rename or {}).items()))
@@ -109,7 +109,7 @@ def match(
     ValueError where a glob of `only` or an expression of `rename` fits no wanted name: it would be a slip.
     """
     selection = select(only, rename)
-    _insist_on_use(selection, wanted)
+    insist_on_use(selection, wanted)
     chosen = {name: selection.stored_name(name) for name in wanted if selection.takes(name)}
     if not chosen and only is not None:
         raise ValueError("only= leaves nothing to restore")
@@ -175,11 +175,12 @@ def _rule(pattern: str, replacement: str) -> tuple[re.Pattern[str], str]:
     return compiled, replacement
 
 
-def _insist_on_use(selection: Selection, wanted: Iterable[str]) -> None:
+def insist_on_use(selection: Selection, wanted: Iterable[str], option: str = "only") -> None:
+    """ValueError, with the option's name, where a pattern of `selection` fits none of these names."""
     names_left = list(wanted)
     for pattern in (*(selection.only or ()), *selection.never):
         if not any(pattern.fullmatch(name) for name in names_left):
-            raise ValueError(f"only= has a pattern that no name fits (as an expression: {pattern.pattern})")
+            raise ValueError(f"{option}= has a pattern that no name fits (as an expression: {pattern.pattern})")
     for pattern, replacement in selection.rename:
         if not any(pattern.search(name) for name in names_left):
             raise ValueError(f"rename= has an expression that is found in no name: {pattern.pattern}")

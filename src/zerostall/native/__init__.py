@@ -20,6 +20,7 @@ from zerostall._native import (
     Tensors,
     Verify,
     Watch,
+    any_masked,
     crc32c,
     crc32c_memory,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "Tensors",
     "Verify",
     "Watch",
+    "any_masked",
     "crc32c",
     "crc32c_memory",
 ]

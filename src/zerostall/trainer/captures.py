@@ -12,6 +12,7 @@ from zerostall.core.layout import CHUNK, Layout
 from zerostall.errors import AgentError, WaitTimeoutError
 from zerostall.telemetry import log
 from zerostall.trainer.devices import Devices, Straightened
+from zerostall.trainer.finite import FiniteCheck
 from zerostall.trainer.memory import Memory, Shelf
 from zerostall.trainer.state import OutdatedError, State, Survey, Values
 from zerostall.wire import messages as m
@@ -43,6 +44,12 @@ class Taken:
     sources: native.Tensors
     values: Values
     devices: Devices
+    memory: Memory
+    finite: FiniteCheck | None
+
+    def not_finite(self) -> list[str]:
+        """Names of tensors that must be finite and are not; only once the capture is done."""
+        return self.finite.offenders(self.memory.address(self.slot)) if self.finite is not None else []
 
     def protect(self, freeze_bytes: int) -> native.Protection:
         """Return when no source is read any more, or by nothing that the streams of this thread do not wait for."""
@@ -54,7 +61,7 @@ class Captures:
 
     The survey of the state is kept while it fits; pointers, shapes and version counters are read afresh every time.
     `settle` waits until the image before is captured: its sources are read again only then. A capture that is done adds
-    1 to the eventfd `announce`.
+    1 to the eventfd `announce`. `alone`: no other rank holds what a pattern may be meant for.
     """
 
     def __init__(
@@ -67,6 +74,8 @@ class Captures:
         condition: threading.Condition,
         settle: Callable[[], None],
         announce: int,
+        *,
+        alone: bool = True,
     ) -> None:
         self.pool = native.Pool("copy", options.copy_threads)
         self.devices = Devices()
@@ -78,12 +87,14 @@ class Captures:
         self._condition = condition
         self._settle = settle
         self._announce = announce
+        self._alone = alone
         self._no_agent_until = 0.0
         self._survey: Survey | None = None
         self._sources: native.Tensors | None = None
         self._straightened = Straightened(())
         self._at_once: list[int] = []
         self._plan: native.Plan | None = None
+        self._finite: FiniteCheck | None = None
 
     def take(self, when_busy: WhenBusy) -> Taken | None:
         """Begin to capture the state as it is now; None when no slot is free and the caller does not wait.
@@ -134,7 +145,7 @@ class Captures:
             streams=self.devices.now(),
             ahead=None if self._options.guard_bytes() else _ALL,
         )
-        return Taken(slot, survey.layout, capture, sources, values, self.devices)
+        return Taken(slot, survey.layout, capture, sources, values, self.devices, memory, self._finite)
 
     def _survey_anew(self) -> Survey:
         """Walk the whole state."""
@@ -142,6 +153,8 @@ class Captures:
         start = time.perf_counter()
         survey = self._state.survey()
         layout = survey.layout
+        if (patterns := self._options.require_finite) is not None:
+            self._finite = FiniteCheck(layout, patterns, insist=self._alone)
         self._straightened = straightened = Straightened(survey.tensors)
         # A stand-in changes only here: neither a guard nor a look at its version has to do with it.
         stand_ins = set(straightened.indexes)

@@ -62,6 +62,8 @@ class Checkpointer:
         disk_interval: seconds from one write to disk to the next; the newest snapshot goes then. At once go: the last
             one when training ends or dies, one that is waited for or pinned, and every one with `when_busy="wait"`.
         rng: save Python's, NumPy's and torch's random generators too.
+        require_finite: patterns (`model.*`) of tensors in which NaN or infinity is an error: such a snapshot is thrown
+            away, and no older one is evicted for it. Looked for in the background.
         guard: "hooks" guards the given optimizers by themselves; "manual" says that *every* change of trainable
             parameters happens inside `with ckpt.guard():`.
         **state: what to save, by name: modules, optimizers, anything with `state_dict` and `load_state_dict`, dicts and
@@ -90,6 +92,7 @@ class Checkpointer:
         disk_interval: float = 5.0,
         rng: bool = True,
         guard: str = "hooks",
+        require_finite: str | Sequence[str] | None = None,
         process_group: object = None,
         **state: object,
     ) -> None:
@@ -104,6 +107,7 @@ class Checkpointer:
                 freeze_bytes=freeze_bytes,
                 disk_interval=disk_interval,
                 guard=guard,
+                require_finite=require_finite,
             )
             self._state = State(state, rng=rng, user_guards=guard == "manual")
         self._attempt = agree_on_terms(self._world, self._where, self._options, run=run, rng=rng, guard=guard)
@@ -146,6 +150,7 @@ class Checkpointer:
             self._condition,
             self._settle,
             self._sealer.announce,
+            alone=self._world.size == 1,
         )
         self._guard = Guard(self._state.optimizers, self._protect)
         self._at_exit = _close_at_exit(self)

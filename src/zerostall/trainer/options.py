@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from zerostall import config
 from zerostall.config import Policy, WhenBusy
+from zerostall.core import matching
 from zerostall.core.retention import Keep
 from zerostall.errors import CapabilityError
 from zerostall.wire import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,7 @@ class Options:
     freeze_bytes: int
     disk_interval: float
     copy_threads: int
+    require_finite: str | Sequence[str] | None
 
     @classmethod
     def checked(
@@ -36,6 +41,7 @@ class Options:
         freeze_bytes: int,
         disk_interval: float,
         guard: str,
+        require_finite: str | Sequence[str] | None,
     ) -> Options:
         """Check every choice; ValueError names the one that is wrong and what it may be."""
         if policy in ("flip", "auto"):
@@ -51,6 +57,8 @@ class Options:
             raise ValueError(f"freeze_bytes={freeze_bytes} is negative")
         if not 0 <= disk_interval < float("inf"):
             raise ValueError(f"disk_interval={disk_interval} is not a number of seconds")
+        if require_finite is not None:
+            matching.select(require_finite)
         return cls(
             keep=keep if isinstance(keep, Keep) else Keep(last=keep),
             policy=policy,
@@ -59,6 +67,7 @@ class Options:
             freeze_bytes=freeze_bytes,
             disk_interval=float(disk_interval),
             copy_threads=config.copy_threads(),
+            require_finite=require_finite,
         )
 
     def guard_bytes(self) -> int:

@@ -14,7 +14,7 @@ from zerostall.core import checksum
 from zerostall.core import manifest as manifests
 from zerostall.core.layout import CHUNK
 from zerostall.core.manifest import Record
-from zerostall.errors import AgentError, StateError, TornError, ZerostallError
+from zerostall.errors import AgentError, NonFiniteError, StateError, TornError, ZerostallError
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
@@ -111,6 +111,8 @@ class Sealer:
             self._stats.record_drain(flight.taken.capture.drain_seconds)
             if torn := flight.torn():
                 raise _torn(flight.step, torn)
+            if numbers := flight.taken.not_finite():
+                raise _not_finite(flight.step, numbers)
             record = manifests.encode_record(_record(flight))
         except Exception as error:  # noqa: BLE001 - the slot must come back, and the user must hear
             ours = error if isinstance(error, ZerostallError) else StateError(f"step {flight.step}: {error!r}")
@@ -144,9 +146,19 @@ def _record(flight: Flight) -> Record:
     )
 
 
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
+def _not_finite(step: int, names: list[str]) -> NonFiniteError:
+    return NonFiniteError(
+        f"step {step}: NaN or infinity in {_listed(names)}",
+        hint="restore() goes back to the step before; nothing was evicted for this one",
+    )
+
+
 def _torn(step: int, names: list[str]) -> TornError:
-    listed = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
     return TornError(
-        f"step {step}: changed while they were captured: {listed}",
+        f"step {step}: changed while they were captured: {_listed(names)}",
         hint="wrap what changes them in `with ckpt.guard():`, or pass their optimizer to the Checkpointer",
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import warnings
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -70,7 +71,9 @@ def import_pt(
 
 def _loaded(path: Path) -> object:
     try:
-        with opened(path.resolve()) as fd, os.fdopen(os.dup(fd), "rb") as file:
+        with opened(path.resolve()) as fd, os.fdopen(os.dup(fd), "rb") as file, warnings.catch_warnings():
+            # What is sparse is refused further on; what torch says of its cost helps nobody.
+            warnings.filterwarnings("ignore", message="Validating sparse tensor")
             return torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise SnapshotNotFoundError(f"{path} does not exist") from None
