@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from zerostall.core.exchange import ExportOptions
     from zerostall.core.retention import Keep
     from zerostall.flow.catalog import diff, pin, snapshots, verify
     from zerostall.trainer.checkpointer import Checkpointer
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Checkpointer",
+    "ExportOptions",
     "Keep",
     "Saving",
     "diff",
@@ -38,6 +40,7 @@ __all__ = [
 
 _HOMES = {
     "Checkpointer": "zerostall.trainer.checkpointer",
+    "ExportOptions": "zerostall.core.exchange",
     "Keep": "zerostall.core.retention",
     "Saving": "zerostall.trainer.saving",
     "diff": "zerostall.flow.catalog",

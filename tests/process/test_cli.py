@@ -166,6 +166,10 @@ def test_errors_say_what_and_usage_errors_are_2(agent_environment: dict[str, str
         (1, "no step 9", ("pin", run, 9)),
         (2, "names begin with model", ("export", run, 1, tmp_path / "o.safetensors", "--root", "x")),
         (2, "ends neither in", ("export", run, 1, tmp_path / "o.txt")),
+        (2, "dtype is one of", ("export", run, 1, tmp_path / "o.pt", "--dtype", "int8")),
+        (2, "format is one of", ("export", run, 1, tmp_path / "o", "--format", "gguf")),
+        (2, "number of bytes", ("export", run, 1, tmp_path / "o", "--shard-size", "big")),
+        (2, "OLD=NEW", ("export", run, 1, tmp_path / "o", "--rename", "w")),
         (2, "", ("ls",)),
         (2, "", ("show", run, "newest")),
         (2, "", ("import", tmp_path / "in.safetensors", run)),
@@ -187,6 +191,17 @@ def test_no_command_but_those_on_torch_files_imports_torch(agent_environment: di
     for command in commands:
         cli(environment, *command)
     document(environment, "doctor", tmp_path)
+
+
+def test_a_folder_of_shards(agent_environment: dict[str, str], tmp_path: Path) -> None:
+    run = small_run(agent_environment, tmp_path)
+    wishes = ("--weights", "--shard-size", "30B", "--rename", "^w$=weight", "--dtype", "bfloat16")
+    done = document(agent_environment, "export", run, 2, tmp_path / "hub", *wishes)
+    assert (done["tensors"], done["files"], done["path"]) == (2, 2, str(tmp_path / "hub"))
+    index = json.loads((tmp_path / "hub" / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == {"weight", "b"} and index["metadata"]["total_size"] == 24
+    text = cli(agent_environment, "export", run, 2, tmp_path / "hub", "--overwrite").stdout
+    assert text.endswith(" in 2 files\n")
 
 
 def test_without_typer_the_command_says_what_to_install(agent_environment: dict[str, str], tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import zerostall
 from zerostall import errors
 
 NAMES = {
-    *("Checkpointer", "Keep", "Saving", "errors"),
+    *("Checkpointer", "ExportOptions", "Keep", "Saving", "errors"),
     *("diff", "export", "import_file", "load", "pin", "snapshots", "verify"),
 }
 ERRORS = {
@@ -50,7 +50,8 @@ PARAMETERS = {
     "snapshots": "where",
     "verify": "where step progress",
     "load": "where step names",
-    "export": "where step out only root overwrite progress",
+    "export": "where step out options progress",
+    "ExportOptions": "only rename dtype weights root format shard_size overwrite",
     "import_file": "source where step root key run replace progress",
     "diff": "where a b progress",
     "pin": "where step pinned",

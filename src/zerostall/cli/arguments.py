@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -12,4 +13,31 @@ Step = Annotated[int, typer.Argument(help="number of finished training steps", m
 NewestStep = Annotated[int | None, typer.Argument(help="which step", min=0, show_default="the newest clean one")]
 AnyStep = Annotated[int | None, typer.Argument(help="which step", min=0, show_default="all")]
 Only = Annotated[list[str] | None, typer.Option("--only", metavar="GLOB", help="names, such as 'model.*'; repeatable")]
+Rename = Annotated[
+    list[str] | None,
+    typer.Option("--rename", metavar="OLD=NEW", help="regular expression and what takes its place; repeatable"),
+]
+CastTo = Annotated[
+    str | None,
+    typer.Option("--dtype", metavar="TYPE", help="cast floating point to this: bfloat16", show_default="as it is"),
+]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON document instead of text")]
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+
+
+def nbytes(text: str) -> int:
+    """A number of bytes: `5GB`, `512MiB`, `1000000`."""
+    match = re.fullmatch(r"([0-9]+)\s*([a-zA-Z]*)", text.strip())
+    if match is None or match[2].upper() not in _UNITS:
+        raise typer.BadParameter(f"{text!r} is no number of bytes, such as 2GB or 512MiB")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def renames(given: list[str] | None) -> dict[str, str]:
+    """`OLD=NEW` of each `--rename`; a `=` in an expression is written `[=]`."""
+    pairs = [text.partition("=") for text in given or ()]
+    if any(not sign for _, sign, _ in pairs):
+        raise typer.BadParameter("--rename takes OLD=NEW: a regular expression, =, and what takes its place")
+    return {old.replace("[=]", "="): new for old, _, new in pairs}

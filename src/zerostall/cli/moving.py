@@ -3,34 +3,64 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast, get_args
 
 import msgspec
 import typer
 
-from zerostall.cli.arguments import Json, Only, Step, Where
+from zerostall.cli.arguments import CastTo, Json, Only, Rename, Step, Where, nbytes, renames
 from zerostall.cli.output import emit_json, progress, say, size
+from zerostall.core.exchange import ExportFormat, ExportOptions
 from zerostall.trainer.exchange import files as exchange
 
 
 def export(
     where: Where,
     step: Step,
-    out: Annotated[Path, typer.Argument(help="file to write: .safetensors or .pt", show_default=False)],
+    out: Annotated[Path, typer.Argument(help="file or folder to write", show_default=False)],
     only: Only = None,
+    rename: Rename = None,
+    dtype: CastTo = None,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="modules alone, named as state_dict() names what they hold")
+    ] = False,
     root: Annotated[
         str | None, typer.Option("--root", metavar="NAME", help="take what is below this name, and leave the name out")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="the file may be there already")] = False,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help=f"what to write: {', '.join(get_args(ExportFormat))}",
+            show_default="by the ending; a folder: huggingface",
+        ),
+    ] = None,
+    shard_size: Annotated[
+        str | None,
+        typer.Option("--shard-size", metavar="BYTES", help="of a Hugging Face folder, such as 2GB", show_default="5GB"),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="what is there already may be replaced")] = False,
     json: Json = False,
 ) -> None:
-    """Write a step as one file for other tools. Every byte is checked; the file is there whole or not at all."""
+    """Write a step for other tools: .safetensors, a Hugging Face folder, .pt. Every byte is checked."""
+    options = ExportOptions(
+        only=tuple(only) if only else None,
+        rename=renames(rename),
+        dtype=dtype,
+        weights=weights,
+        root=root,
+        format=cast("ExportFormat | None", format),
+        shard_size=None if shard_size is None else nbytes(shard_size),
+        overwrite=overwrite,
+    )
     with progress("exporting", json=json) as meter:
-        done = exchange.export(where, step, out, only=only or None, root=root, overwrite=overwrite, progress=meter)
+        done = exchange.export(where, step, out, options, progress=meter)
     if json:
         emit_json(msgspec.to_builtins(done))
         return
-    say(f"step {done.step} → {done.path}: {done.tensors} tensors, {size(done.nbytes)}")
+    files = f" in {done.files} files" if done.files > 1 else ""
+    say(f"step {done.step} → {done.path}: {done.tensors} tensors, {size(done.nbytes)}{files}")
     for alias, name in done.aliases.items():
         say(f"  {alias} is {name}, stored once and noted in the metadata")
 

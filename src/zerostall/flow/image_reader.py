@@ -37,14 +37,9 @@ class ImageReader:
         self._held = -1
         self._stack = contextlib.ExitStack()
         try:
-            self._fd = self._stack.enter_context(opened(path))
-            size = os.fstat(self._fd).st_size
-            if size != stored.record.nbytes:
-                raise CorruptError(f"{path} has {size} bytes, its record says {stored.record.nbytes}")
+            self._fd = self._stack.enter_context(opened_image_file(path, stored.record.nbytes))
             # The file has that many bytes, but a sparse one may be larger than memory.
-            self._memory = buffer(min(self._chunk_bytes, size))
-        except FileNotFoundError:
-            raise CorruptError(f"{path} is missing") from None
+            self._memory = buffer(min(self._chunk_bytes, stored.record.nbytes))
         except BaseException:
             self._stack.close()
             raise
@@ -108,6 +103,20 @@ class ImageReader:
                 return f"{self.path} begins with another header than its layout has"
             at += len(piece)
         return ""
+
+
+@contextlib.contextmanager
+def opened_image_file(path: Path, nbytes: int) -> Iterator[int]:
+    """An image's file for reading. CorruptError where it is missing or does not have `nbytes` bytes."""
+    with contextlib.ExitStack() as stack:
+        try:
+            fd = stack.enter_context(opened(path))
+        except FileNotFoundError:
+            raise CorruptError(f"{path} is missing") from None
+        size = os.fstat(fd).st_size
+        if size != nbytes:
+            raise CorruptError(f"{path} has {size} bytes, its record says {nbytes}")
+        yield fd
 
 
 def buffer(nbytes: int) -> mmap.mmap | bytearray:

@@ -6,27 +6,26 @@ import argparse
 import os
 import types
 from collections import Counter, OrderedDict, deque
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
 
 from zerostall.core.dtypes import DTYPES
 from zerostall.errors import CapabilityError, StorageError
-from zerostall.flow.catalog import opened_run
-from zerostall.flow.export import Exported, Selection, elements, once, opened_image, refuse_inside
+from zerostall.flow.export import Chosen, Exported, chosen, refuse_inside
 from zerostall.flow.new_file import NewFile, new_file
 from zerostall.telemetry import log
-from zerostall.trainer.exchange.loading import whole
+from zerostall.trainer.exchange.casting import convert
 from zerostall.trainer.state import tensors
 from zerostall.trainer.state.load import tree
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from pathlib import Path
 
-    from zerostall.core.contents import Content
+    from zerostall.core.exchange import ExportOptions
     from zerostall.flow.catalog import Progress
-    from zerostall.flow.image_reader import ImageReader
+    from zerostall.flow.pieces import Piece
+    from zerostall.flow.whole_step import WholeStep
 
 _PLAIN = frozenset(
     {type(None), bool, int, float, complex, str, bytes, bytearray, torch.dtype, torch.device, torch.Size}
@@ -34,40 +33,30 @@ _PLAIN = frozenset(
 _DICTS = (dict, Counter)
 
 
-def export_pt(
-    where: str | os.PathLike[str],
-    step: int | None,
-    out: str | os.PathLike[str],
-    *,
-    only: str | Sequence[str] | None = None,
-    root: str | None = None,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-) -> Exported:
-    """Write a step (None: the newest clean one) as one torch.save file.
+def export_pt(step: WholeStep, out: Path, options: ExportOptions, progress: Progress | None = None) -> Exported:
+    """Write a step as one torch.save file.
 
-    Without `only`, what was saved, as nested dicts and lists: `{"model": {...}, "optimizer": {...}}`, with `root` the
-    one below that name. Values of types that such files may not hold become the nearest that they may: a deque a list,
-    a path a text. With `only`, a flat dict of the tensors with such names. Aliases share memory, as they did.
-    Memory: twice the size of the step.
+    Where names are neither chosen nor changed, what was saved, as nested dicts and lists:
+    `{"model": {...}, "optimizer": {...}}`, with `root` the one below that name. Values of types that such files may not
+    hold become the nearest that they may: a deque a list, a path a text. Else a flat dict of the tensors with such
+    names. Aliases share memory, as they did. Memory: twice the size of the step.
 
     Raises:
         as `flow.export.export_safetensors`.
     """
-    with opened_run(where) as disk, opened_image(disk, step) as reader:
-        refuse_inside(disk, Path(out))
-        record = reader.stored.record
-        if only is not None:
-            chosen = Selection.of(only, root).names(reader.stored.layout)
-            state: object = _flat(reader, chosen)
-        else:
-            state = _nested(reader, root)
-        if progress is not None:
-            progress(record.nbytes, record.nbytes)
-        with new_file(Path(out), overwrite=overwrite, nbytes=record.nbytes if only is None else 0) as file:
-            _save(state, file)
-        nbytes = Path(out).stat().st_size
-        return Exported(str(Path(out).absolute()), record.step, _count(state), {}, nbytes)
+    refuse_inside(step, out)
+    if options.only is not None or options.rename or options.weights:
+        found = chosen(step, options, convert)
+        state: object = _flat(found)
+        nbytes = sum(piece.nbytes for piece in found.pieces.values())
+    else:
+        state, nbytes = _nested(step, options), 0
+    size = sum(stored.record.nbytes for stored in step.ranks)
+    if progress is not None:
+        progress(size, size)
+    with new_file(out, overwrite=options.overwrite, nbytes=nbytes) as file:
+        _save(state, file)
+    return Exported(str(out.absolute()), step.step, _count(state), {}, out.stat().st_size)
 
 
 def _save(state: object, file: NewFile) -> None:
@@ -79,79 +68,96 @@ def _save(state: object, file: NewFile) -> None:
             raise StorageError(f"cannot write {file.path}: {str(reason).splitlines()[0]}") from error
 
 
-def _nested(reader: ImageReader, root: str | None) -> object:
-    found = tree(reader.stored, memoryview(whole(reader)))
+def _nested(step: WholeStep, options: ExportOptions) -> object:
+    merged = step.merged()
+    found = tree(merged, step.image(merged))
+    root = options.root
     if root is not None and root not in found:
         raise ValueError(f"root {root}: names begin with {', '.join(found) or 'nothing'}")
-    changed: set[str] = set()
-    state = _plain(found if root is None else found[root], changed)
-    if changed:
-        log.info("in this kind of file, values of these types become plainer ones: %s", ", ".join(sorted(changed)))
+    plain = _Plain(options)
+    state = plain.of(found if root is None else found[root])
+    if plain.changed:
+        kinds = ", ".join(sorted(plain.changed))
+        log.info("in this kind of file, values of these types become plainer ones: %s", kinds)
     return state
 
 
-def _flat(reader: ImageReader, chosen: dict[str, Content]) -> dict[str, torch.Tensor]:
-    kept, aliases = once(chosen)
-    state: dict[str, torch.Tensor] = {}
-    for name, content in kept.items():
-        data = bytearray()
-        for piece in elements(reader, content):
-            data += piece
-        made = torch.empty(content.shape, dtype=_dtype(content))
-        if data:
-            made.view(-1).view(torch.uint8).copy_(torch.frombuffer(data, dtype=torch.uint8))
-        state[name] = made
-    return state | {alias: state[name] for alias, name in aliases.items()}
+def _flat(found: Chosen) -> dict[str, torch.Tensor]:
+    state = {name: read(piece) for name, piece in found.pieces.items()}
+    return state | {alias: state[name] for alias, name in found.aliases.items()}
 
 
-def _dtype(content: Content) -> torch.dtype:
+def read(piece: Piece) -> torch.Tensor:
+    """A piece as a tensor in new memory of its own."""
     try:
-        return tensors.torch_dtype(DTYPES[content.dtype].name)
+        dtype = tensors.torch_dtype(DTYPES[piece.dtype].name)
     except AttributeError:
         raise CapabilityError(
-            f"{content.name} is of type {content.dtype}, which this torch ({torch.__version__}) does not have"
+            f"{piece.name} is of type {piece.dtype}, which this torch ({torch.__version__}) does not have"
         ) from None
+    if not piece.nbytes:
+        return torch.empty(piece.shape, dtype=dtype)
+    data = bytearray(piece.nbytes)
+    piece.read_into(memoryview(data), 0)
+    return torch.frombuffer(data, dtype=dtype).reshape(piece.shape)
 
 
-def _plain(value: object, changed: set[str]) -> object:
-    kind = type(value)
-    if kind in _PLAIN or kind is torch.Tensor:
-        return value
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if tensors.is_array(value):
-        return _array(value, changed)
-    if isinstance(value, OrderedDict):
-        return OrderedDict((_key(key, changed), _plain(item, changed)) for key, item in value.items())
-    if isinstance(value, _DICTS):
-        if kind is not dict:
-            changed.add(kind.__name__)
-        return {_key(key, changed): _plain(item, changed) for key, item in value.items()}
-    if kind in (list, deque):
-        if kind is deque:
-            changed.add("deque")
-        return [_plain(item, changed) for item in cast("list[object]", value)]
-    if kind is tuple:
-        return tuple(_plain(item, changed) for item in cast("tuple[object, ...]", value))
-    if kind in (set, frozenset):
-        return {_plain(item, changed) for item in cast("set[object]", value)}
-    changed.add(kind.__name__)
-    if isinstance(value, (types.SimpleNamespace, argparse.Namespace)):
-        return _plain(vars(value), changed)
-    item = getattr(value, "item", None)
-    return item() if callable(item) else str(value)
+class _Plain:
+    """Makes of values what such a file may hold, and notes the types that this changes."""
 
+    def __init__(self, options: ExportOptions) -> None:
+        self.changed: set[str] = set()
+        self._options = options
+        self._cast: dict[tuple[object, ...], torch.Tensor] = {}
 
-def _key(key: object, changed: set[str]) -> object:
-    return key if type(key) in _PLAIN or type(key) is tuple else _plain(key, changed)
+    def of(self, value: object) -> object:
+        kind = type(value)
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value if kind is torch.Tensor else value.detach().clone())
+        if kind in _PLAIN:
+            return value
+        if tensors.is_array(value):
+            return self._array(value)
+        if isinstance(value, OrderedDict):
+            return OrderedDict((self._key(key), self.of(item)) for key, item in value.items())
+        if isinstance(value, _DICTS):
+            if kind is not dict:
+                self.changed.add(kind.__name__)
+            return {self._key(key): self.of(item) for key, item in value.items()}
+        if kind in (list, deque):
+            if kind is deque:
+                self.changed.add("deque")
+            return [self.of(item) for item in cast("list[object]", value)]
+        if kind is tuple:
+            return tuple(self.of(item) for item in cast("tuple[object, ...]", value))
+        if kind in (set, frozenset):
+            return {self.of(item) for item in cast("set[object]", value)}
+        self.changed.add(kind.__name__)
+        if isinstance(value, (types.SimpleNamespace, argparse.Namespace)):
+            return self.of(vars(value))
+        item = getattr(value, "item", None)
+        return item() if callable(item) else str(value)
 
+    def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        wanted = self._options.cast(str(tensor.dtype).removeprefix("torch."))
+        dtype = tensors.torch_dtype(wanted)
+        if dtype == tensor.dtype:
+            return tensor
+        # Names of one tensor stay names of one tensor.
+        same = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if not tensor.numel() or same not in self._cast:
+            self._cast[same] = tensor.to(dtype)
+        return self._cast[same]
 
-def _array(value: object, changed: set[str]) -> object:
-    changed.add("numpy.ndarray")
-    try:
-        return torch.from_numpy(value).clone()  # pyright: ignore[reportArgumentType]
-    except TypeError:  # texts and times
-        return cast("list[object]", value.tolist())  # pyright: ignore[reportAttributeAccessIssue]
+    def _key(self, key: object) -> object:
+        return key if type(key) in _PLAIN or type(key) is tuple else self.of(key)
+
+    def _array(self, value: object) -> object:
+        self.changed.add("numpy.ndarray")
+        try:
+            return self._tensor(torch.from_numpy(value).clone())  # pyright: ignore[reportArgumentType]
+        except TypeError:  # texts and times
+            return cast("list[object]", value.tolist())  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _count(state: object) -> int:

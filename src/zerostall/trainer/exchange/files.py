@@ -6,59 +6,64 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zerostall.core.exchange import ExportOptions
 from zerostall.errors import CapabilityError
-from zerostall.flow.export import Exported, export_safetensors
+from zerostall.flow.export import Exported, export_huggingface, export_safetensors
 from zerostall.flow.importing import Imported, import_safetensors
+from zerostall.flow.whole_step import opened_step
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
 
     from zerostall.flow.catalog import Progress
 
-TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
+_AS_IT_IS = ExportOptions()
 
 
 def export(
     where: str | os.PathLike[str],
     step: int | None,
     out: str | os.PathLike[str],
+    options: ExportOptions = _AS_IT_IS,
     *,
-    only: str | Sequence[str] | None = None,
-    root: str | None = None,
-    overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Exported:
-    """Write a step as one file for other tools: `.safetensors`, or `.pt` as torch.save does.
+    """Write a step for other tools: a safetensors file, a Hugging Face folder, or a torch.save file.
 
-    >>> zerostall.export("runs/gpt", None, "gpt.safetensors", root="model")
+    >>> zerostall.export("runs/gpt", None, "gpt.safetensors", zerostall.ExportOptions(weights=True, dtype="bfloat16"))
 
-    The file is there whole or not at all; every byte is checked on the way. See `flow.export` for how tied weights and
-    odd types are written, and `export_pt` for the other kind.
+    What is written is there whole or not at all; every byte is checked on the way. Steps of many ranks come out as if
+    one had held all. See docs/interchange.md for how tied weights and odd types are written.
 
     Args:
         where: the run's folder.
         step: which step; None is the newest clean one.
-        out: the file to write.
-        only: patterns (`model.encoder.*`) of names to take.
-        root: take what lies below this name, and leave the name out: the file then has the names of `state_dict()`.
-        overwrite: the file may be there already.
+        out: the file or folder to write.
+        options: what of it, under which names, as what type, in which format.
         progress: called with (bytes done, bytes in all).
 
     Raises:
         SnapshotNotFoundError: no such step.
         CorruptError: the step is damaged.
         StorageError: `out` is there already, or cannot be written.
-        ValueError: nothing is selected, or `out` has another ending.
+        ValueError: nothing is chosen, or `out` has an ending that says no format.
     """
-    if Path(out).suffix == ".safetensors":
-        write = export_safetensors
-    elif Path(out).suffix in TORCH_ENDINGS:
-        _require_torch(out)
-        from zerostall.trainer.exchange.export_pt import export_pt as write
-    else:
-        raise ValueError(f"{out} ends neither in .safetensors nor in {', '.join(TORCH_ENDINGS)}")
-    return write(where, step, out, only=only, root=root, overwrite=overwrite, progress=progress)
+    path = Path(out)
+    kind = options.format_of(path.name)
+    convert = None
+    if kind == "torch" or options.dtype is not None:
+        _require_torch(f"{path}: the format {kind}" if options.dtype is None else f"{path}: another dtype")
+        from zerostall.trainer.exchange.casting import convert
+    with opened_step(where, step) as whole:
+        match kind:
+            case "safetensors":
+                return export_safetensors(whole, path, options, convert, progress)
+            case "huggingface":
+                return export_huggingface(whole, path, options, convert, progress)
+            case "torch":
+                from zerostall.trainer.exchange.export_pt import export_pt
+
+                return export_pt(whole, path, options, progress)
 
 
 def import_file(
@@ -98,14 +103,12 @@ def import_file(
         if key is not None:
             raise ValueError(f"{source} has no entries to choose from: leave out key")
         return import_safetensors(source, where, step, root=root, run=run, replace=replace, progress=progress)
-    _require_torch(source)
+    _require_torch(f"{source}: this kind of file")
     from zerostall.trainer.exchange.import_pt import import_pt
 
     return import_pt(source, where, step, root=root, key=key, run=run, replace=replace, progress=progress)
 
 
-def _require_torch(path: str | os.PathLike[str]) -> None:
+def _require_torch(what: str) -> None:
     if importlib.util.find_spec("torch") is None:
-        raise CapabilityError(
-            f"{path}: this kind of file needs torch, which is not installed", hint="pip install torch"
-        )
+        raise CapabilityError(f"{what} needs torch, which is not installed", hint="pip install torch")

@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerostall.errors import SnapshotNotFoundError
-from zerostall.flow.catalog import opened_run
-from zerostall.flow.export import opened_image
+from zerostall.flow.whole_step import opened_step
 from zerostall.trainer.state.load import tree
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
-
-    from zerostall.flow.image_reader import ImageReader
 
 
 def load(
@@ -32,24 +29,15 @@ def load(
         SnapshotNotFoundError: there is no such folder, step or name.
         CorruptError: the step is damaged.
     """
-    with opened_run(where) as disk, opened_image(disk, step) as reader:
-        found = tree(reader.stored, memoryview(whole(reader)))
+    with opened_step(where, step) as found:
+        merged = found.merged()
+        loaded = tree(merged, found.image(merged))
         if names is None:
-            return found
+            return loaded
         chosen = [names] if isinstance(names, str) else list(names)
-        unknown = [name for name in chosen if name not in found]
+        unknown = [name for name in chosen if name not in loaded]
         if unknown:
-            step = reader.stored.record.step
-            raise SnapshotNotFoundError(f"step {step} holds no {', '.join(unknown)}; it holds {', '.join(found)}")
-        return {name: found[name] for name in chosen}
-
-
-def whole(reader: ImageReader) -> bytearray:
-    """The whole image, every chunk checked."""
-    image = bytearray(reader.stored.record.nbytes)
-    at = 0
-    for index in range(reader.chunks):
-        chunk = reader.chunk(index)
-        image[at : at + len(chunk)] = chunk
-        at += len(chunk)
-    return image
+            raise SnapshotNotFoundError(
+                f"step {found.step} holds no {', '.join(unknown)}; it holds {', '.join(loaded)}"
+            )
+        return {name: loaded[name] for name in chosen}

@@ -1,0 +1,96 @@
+"""Files that appear in a folder together: written beside their places, made durable, named one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+from typing import TYPE_CHECKING
+
+from zerostall.errors import StorageError
+from zerostall.flow.new_file import NewFile
+from zerostall.tiers.files import free_bytes, fsync_folder, make_folder, no_room, storage_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+class NewFolder:
+    """What `new_folder` gives."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._nonce = secrets.token_hex(4)
+        self.names: list[str] = []
+
+    @contextlib.contextmanager
+    def file(self, name: str) -> Iterator[NewFile]:
+        """Yield a file that will have this name; those written first get theirs first."""
+        partial = self.partial(name)
+        fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        self.names.append(name)
+        try:
+            yield NewFile(fd, partial)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def partial(self, name: str) -> Path:
+        return self.path / f".{name}.{self._nonce}.partial"
+
+
+@contextlib.contextmanager
+def new_folder(out: Path, *, overwrite: bool, nbytes: int, ours: Callable[[str], bool]) -> Iterator[NewFolder]:
+    """Yield a folder for files that get their names when the block ends well; otherwise nothing is left of them.
+
+    The name that was given last is what readers look for first, so it is the last to appear, and the old one of that
+    name the first to go.
+
+    Args:
+        overwrite: files for which `ours` is true may be there already, and go.
+        nbytes: how much room it will take.
+
+    Raises:
+        StorageError: such files are there and `overwrite` was not said; no room; the disk refused.
+    """
+    out = out.absolute()
+    if out.exists() and not out.is_dir():
+        raise StorageError(f"{out} is no folder", errno=errno.ENOTDIR)
+    made = not out.exists()
+    old = [] if made else sorted(path.name for path in out.iterdir() if ours(path.name))
+    if old and not overwrite:
+        raise StorageError(
+            f"{out} holds {old[0]} already", errno=errno.EEXIST, hint="choose another folder, or say overwrite"
+        )
+    if not out.parent.is_dir():
+        raise StorageError(f"{out.parent} is no folder", errno=errno.ENOENT)
+    if nbytes > free_bytes(out.parent):
+        raise no_room(out, out.name, nbytes)
+    with storage_errors(out, out.name, nbytes):
+        make_folder(out)
+        folder = NewFolder(out)
+        try:
+            yield folder
+            _give_names(folder, old)
+        except BaseException:
+            for name in folder.names:
+                folder.partial(name).unlink(missing_ok=True)
+            if made:
+                with contextlib.suppress(OSError):
+                    out.rmdir()
+            raise
+        fsync_folder(out)
+
+
+def _give_names(folder: NewFolder, old: list[str]) -> None:
+    last = folder.names[-1]
+    for name in sorted(old, key=lambda name: name != last):
+        (folder.path / name).unlink(missing_ok=True)
+    if old:
+        fsync_folder(folder.path)
+    for name in folder.names:
+        if name == last:
+            fsync_folder(folder.path)
+        folder.partial(name).rename(folder.path / name)
