@@ -22,6 +22,7 @@ from typing import Literal
 
 Policy = Literal["overlap", "freeze"]
 WhenBusy = Literal["skip", "wait"]
+Frozen = Literal["save", "leave"]
 IfExists = Literal["error", "skip", "replace"]
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

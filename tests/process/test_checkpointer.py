@@ -264,6 +264,36 @@ def test_a_change_that_the_seal_could_not_see_revokes_the_snapshot(where: Path) 
     assert saved(where) == [1, 3]
 
 
+def test_adapters_over_a_frozen_base(where: Path) -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(1)
+        made = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 300)).requires_grad_(False)
+        made.add_module("lora", nn.Linear(300, 2))
+        return made
+
+    trained = model()
+    optimizer = torch.optim.AdamW(trained.lora.parameters())
+    with zerostall.Checkpointer(where, frozen="leave", model=trained, optimizer=optimizer) as ckpt:
+        ckpt.restore()
+        trained.lora(torch.ones(300)).sum().backward()
+        optimizer.step()
+        ckpt.save(1).wait()
+    (snapshot,) = zerostall.snapshots(where)
+    assert snapshot.nbytes < 3 * sum(p.nbytes for p in trained.lora.parameters()) + 8192
+    for options, restoring in (({"frozen": "leave"}, {}), ({}, {"strict": "stored"})):
+        again = model()
+        optimizer = torch.optim.AdamW(again.lora.parameters())
+        with zerostall.Checkpointer(where, model=again, optimizer=optimizer, **options) as ckpt:
+            assert ckpt.restore(**restoring) == 1
+        assert all(torch.equal(one, other) for one, other in zip(again.parameters(), trained.parameters(), strict=True))
+    with torch.device("meta"):
+        empty = model()
+    with zerostall.Checkpointer(where, only="model.lora.*", model=empty) as ckpt:
+        assert ckpt.restore(meta_to="cpu") == 1
+    assert torch.equal(empty.lora.weight, trained.lora.weight)
+    assert empty[0].weight.is_meta  # nobody had anything to fill it with
+
+
 def test_a_state_that_diverged_pushes_no_good_step_out(where: Path) -> None:
     state = {"w": torch.ones(5000), "mask": torch.full((3,), float("-inf"))}
     with zerostall.Checkpointer(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 Facts: TypeAlias = tuple[str, tuple[int, ...]]
 """Type (torch's name) and shape of a tensor."""
+
+Strict: TypeAlias = bool | Literal["stored"]
+"""Whether stored and wanted names must be the same; with "stored" it is enough that all that is stored is wanted."""
 
 _LISTED = 20
 
@@ -37,6 +40,12 @@ class Selection(msgspec.Struct, frozen=True):
         wanted = self.only is None or any(pattern.fullmatch(name) for pattern in self.only)
         return wanted and not any(pattern.fullmatch(name) for pattern in self.never)
 
+    def takes_part(self, name: str) -> bool:
+        """Return whether a whole part is asked for: `ema`, `ema*` and `ema.*` all ask for `ema`."""
+        texts = (name, name + ".")
+        asked = self.only is None or any(pattern.fullmatch(text) for pattern in self.only for text in texts)
+        return asked and not any(pattern.fullmatch(text) for pattern in self.never for text in texts)
+
     def stored_name(self, name: str) -> str:
         """Return what a name of the target is called in the snapshot."""
         for pattern, replacement in self.rename:
@@ -54,7 +63,7 @@ class Match(msgspec.Struct, frozen=True):
         unexpected: names stored and not wanted.
         different: wanted name -> what differs, in words. Never tolerated: `only` can leave such a tensor out.
         renamed: wanted name -> under what name it was looked for, where that is another.
-        strict: whether missing and unexpected names are an error.
+        strict: whether missing and unexpected names are an error; with "stored" unexpected ones alone.
         hint: what may help.
     """
 
@@ -63,7 +72,7 @@ class Match(msgspec.Struct, frozen=True):
     unexpected: tuple[str, ...]
     different: dict[str, str]
     renamed: dict[str, str]
-    strict: bool
+    strict: Strict
     hint: str
 
 
@@ -93,7 +102,7 @@ def match(
     *,
     only: str | Iterable[str] | None = None,
     rename: Mapping[str, str] | None = None,
-    strict: bool = True,
+    strict: Strict = True,
     prefixes: bool = False,
 ) -> Match:
     """Compare what is stored with what is wanted.
@@ -108,6 +117,8 @@ def match(
 
     ValueError where a glob of `only` or an expression of `rename` fits no wanted name: it would be a slip.
     """
+    if strict not in (True, False, "stored"):
+        raise ValueError(f"strict={strict!r} is none of True, False, 'stored'")
     selection = select(only, rename)
     insist_on_use(selection, wanted)
     chosen = {name: selection.stored_name(name) for name in wanted if selection.takes(name)}
@@ -138,7 +149,8 @@ def raise_for(match: Match, *, what: str = "the snapshot") -> None:
 
     `what` is what the message calls the stored side.
     """
-    if not match.different and not (match.strict and (match.missing or match.unexpected)):
+    too_much, too_little = match.strict and match.unexpected, match.strict is True and match.missing
+    if not (match.different or too_much or too_little):
         return
     missing = [_sought(match, name) for name in match.missing]
     different = [f"{name}: {text}" for name, text in match.different.items()]

@@ -12,7 +12,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerostall.config import IfExists, Policy, WhenBusy, runtime_dir
+from zerostall.config import Frozen, IfExists, Policy, WhenBusy, runtime_dir
 from zerostall.errors import AgentError, WaitTimeoutError, ZerostallError
 from zerostall.telemetry import Stats, log
 from zerostall.trainer import restore as restoring
@@ -27,13 +27,16 @@ from zerostall.trainer.memory import Shelf
 from zerostall.trainer.options import Options, step_number
 from zerostall.trainer.saving import Saving
 from zerostall.trainer.sealer import TOLD_SECONDS, Sealer
-from zerostall.trainer.state import State
+from zerostall.trainer.state import Choice, State
 from zerostall.trainer.world import World
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    import torch
+
+    from zerostall.core.matching import Strict
     from zerostall.core.retention import Keep
 
 
@@ -62,6 +65,9 @@ class Checkpointer:
         disk_interval: seconds from one write to disk to the next; the newest snapshot goes then. At once go: the last
             one when training ends or dies, one that is waited for or pinned, and every one with `when_busy="wait"`.
         rng: save Python's, NumPy's and torch's random generators too.
+        only: patterns (`model.head.*`, `!model.base.*`) of what is saved and restored; the rest is left alone.
+        frozen: "leave" leaves parameters that ask for no gradient out; a restore says so if the base is another one.
+        expect_shapes: name → shape; another shape at a save is an error (a sharded parameter's empty placeholder, say).
         require_finite: patterns (`model.*`) of tensors in which NaN or infinity is an error: such a snapshot is thrown
             away, and no older one is evicted for it. Looked for in the background.
         guard: "hooks" guards the given optimizers by themselves; "manual" says that *every* change of trainable
@@ -92,6 +98,9 @@ class Checkpointer:
         disk_interval: float = 5.0,
         rng: bool = True,
         guard: str = "hooks",
+        only: str | Sequence[str] | None = None,
+        frozen: Frozen = "save",
+        expect_shapes: Mapping[str, Sequence[int]] | None = None,
         require_finite: str | Sequence[str] | None = None,
         process_group: object = None,
         **state: object,
@@ -109,7 +118,13 @@ class Checkpointer:
                 guard=guard,
                 require_finite=require_finite,
             )
-            self._state = State(state, rng=rng, user_guards=guard == "manual")
+            self._state = State(
+                state,
+                rng=rng,
+                user_guards=guard == "manual",
+                choice=Choice.of(only, frozen, alone=self._world.size == 1),
+                expected=expect_shapes,
+            )
         self._attempt = agree_on_terms(self._world, self._where, self._options, run=run, rng=rng, guard=guard)
         self.stats = Stats()
         self._condition = threading.Condition()
@@ -258,8 +273,9 @@ class Checkpointer:
         required: bool = False,
         only: str | Sequence[str] | None = None,
         rename: Mapping[str, str] | None = None,
-        strict: bool = True,
+        strict: Strict = True,
         prefixes: bool = False,
+        meta_to: str | torch.device | None = None,
     ) -> int:
         """Put the newest clean snapshot back, in place, and return its step; 0 when nothing was saved yet.
 
@@ -272,8 +288,10 @@ class Checkpointer:
             required: nothing saved is an error.
             only: patterns (`model.encoder.*`) of names to restore; the rest stays as it is.
             rename: regular expressions over the names of this state → the names that were saved.
-            strict: False restores what fits and logs what was missing or left over.
+            strict: "stored" restores over what is there: all that is stored must find its place, the rest stays. False
+                restores what fits and logs what was missing or left over.
             prefixes: ignore wrapper prefixes (`module.`, `_orig_mod.`) when names are compared.
+            meta_to: device on which tensors of modules that are on the meta device get memory, if there is a snapshot.
 
         Raises:
             SnapshotNotFoundError: no such step; or nothing at all, when `required`.
@@ -282,7 +300,7 @@ class Checkpointer:
         """
         self._require_open()
         self._settle()
-        request = restoring.Request(step, required, only, rename, strict, prefixes)
+        request = restoring.Request(step, required, only, rename, strict, prefixes, meta_to)
         outcome = restoring.restore(
             self._link, self._mappings, self._captures.devices, self._state, request, self._where
         )

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    import torch
+
+    from zerostall.core.matching import Strict
     from zerostall.trainer.devices import Devices
     from zerostall.trainer.link import Link
     from zerostall.trainer.mappings import Mappings
@@ -48,8 +51,9 @@ class Request:
     required: bool = False
     only: str | Sequence[str] | None = None
     rename: Mapping[str, str] | None = None
-    strict: bool = True
+    strict: Strict = True
     prefixes: bool = False
+    meta_to: str | torch.device | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +169,12 @@ def _write(
 ) -> RestoreReport:
     stored = mapped.stored
     targets = state.targets(
-        stored, only=request.only, rename=request.rename, strict=request.strict, prefixes=request.prefixes
+        stored,
+        only=request.only,
+        rename=request.rename,
+        strict=request.strict,
+        prefixes=request.prefixes,
+        meta_to=request.meta_to,
     )
     record = stored.record
     if targets.views and not mapped.verified:

@@ -1,12 +1,13 @@
 """The user's objects as named tensors and small values, and the way back. Start at `state.State`.
 
 state       State: survey, fits, values, targets, accept
-walk tree   the objects, part by part; `parts/` has one file a kind of object
+walk tree   the objects, part by part; `parts/` has one file a kind of object; choice: what of them is saved
 surveying   a walk into a layout; aliasing: memory that several names share
-returning   where every stored tensor goes; aim, stored, refs, writes, tensors serve it
+returning   where every stored tensor goes; aim, stored, refs, writes, tensors serve it; assigning: off the meta device
 load        a stored state as new tensors
 """
 
+from zerostall.trainer.state.choice import Choice
 from zerostall.trainer.state.state import OutdatedError, RestoreReport, State, Survey, Targets, Values
 
-__all__ = ["OutdatedError", "RestoreReport", "State", "Survey", "Targets", "Values"]
+__all__ = ["Choice", "OutdatedError", "RestoreReport", "State", "Survey", "Targets", "Values"]

@@ -51,11 +51,8 @@ class Aim:
         self._made: dict[str, torch.Tensor] = {}
 
     def takes_part(self, name: str) -> bool:
-        """Return whether a whole part is asked for: `ema`, `ema*` and `ema.*` all ask for `ema`."""
-        texts = (name, name + ".")
-        only, never = self.selection.only, self.selection.never
-        asked = only is None or any(pattern.fullmatch(text) for pattern in only for text in texts)
-        return asked and not any(pattern.fullmatch(text) for pattern in never for text in texts)
+        """Return whether a whole part is asked for."""
+        return self.selection.takes_part(name)
 
     def want(self, name: str) -> None:
         """Ask for the stored tensor of that name, to be written into the target's own."""

@@ -13,6 +13,8 @@ from zerostall.core import matching
 from zerostall.errors import MismatchError
 from zerostall.trainer.state import tensors, writes
 from zerostall.trainer.state.aim import Aim, Landing
+from zerostall.trainer.state.choice import identity
+from zerostall.trainer.state.parts.module import ModulePart
 from zerostall.trainer.state.parts.rng import restore_generators
 from zerostall.trainer.state.stored import StoredState
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from zerostall.core.layout import View
-    from zerostall.core.matching import Match
+    from zerostall.core.matching import Match, Strict
     from zerostall.tiers.contract import Stored
     from zerostall.trainer.state.tensors import Holder
     from zerostall.trainer.state.walk import Part, Walk
@@ -39,7 +41,7 @@ class RestoreReport:
     Attributes:
         tensors: how many were filled.
         nbytes: bytes of these.
-        missing: asked for and not stored; only with strict=False.
+        missing: asked for and not stored; only with strict=False or "stored".
         unexpected: stored and not asked for; only with strict=False.
         warnings: what the user should know.
     """
@@ -78,6 +80,10 @@ class Targets:
     match: Match
     rng: bool
 
+    def written(self) -> list[Holder]:
+        """Everything whose bytes will be written, once where several names are one tensor."""
+        return [*self.tensors, *(holder for _, holder in [*self.views, *self.writes.shared])]
+
 
 def aim(
     walk: Walk,
@@ -85,7 +91,7 @@ def aim(
     *,
     only: str | Iterable[str] | None,
     rename: Mapping[str, str] | None,
-    strict: bool,
+    strict: Strict,
     prefixes: bool,
     rng: bool,
 ) -> Targets:
@@ -102,8 +108,14 @@ def aim(
     pairs = [(name, target.wanted[wanted]) for name, wanted in match.pairs if wanted in target.wanted]
     pairs += target.direct
     planned = writes.plan(state, pairs)
-    match = msgspec.structs.replace(match, different=match.different | target.different | planned.refused)
+    match = msgspec.structs.replace(
+        match,
+        unexpected=tuple(filter(walk.choice.covers, match.unexpected)),
+        different=match.different | target.different | planned.refused,
+    )
     matching.raise_for(match)
+    if state.base and only is None:
+        _compare_base(walk, target, match)
     entries = sorted(planned.targets)
     return Targets(
         entries,
@@ -119,13 +131,27 @@ def aim(
     )
 
 
+def _compare_base(walk: Walk, target: Aim, match: Match) -> None:
+    """Tell the user where what was not saved is something else here."""
+    modules = {name for part in walk.parts.values() if isinstance(part, ModulePart) for name in part.tensors}
+    here = [
+        (name, holder) for name in match.missing if name in modules and (holder := target.wanted.get(name)) is not None
+    ]
+    named = [(target.selection.stored_name(name), holder) for name, holder in [*walk.left_out, *here]]
+    found = identity((name, holder) for name, holder in named if isinstance(holder, torch.Tensor))
+    if found != target.stored.base:
+        target.warnings.append(
+            "the base differs: the tensors that were not saved are others here than those this was saved over"
+        )
+
+
 def _refuse_meta(walk: Walk) -> None:
     if walk.meta:
-        names = ", ".join(walk.meta[:20]) + (" ..." if len(walk.meta) > 20 else "")
+        names = ", ".join(list(walk.meta)[:20]) + (" ..." if len(walk.meta) > 20 else "")
         raise MismatchError(
             f"{len(walk.meta)} tensors are on the meta device and have no memory to restore into: {names}",
             different=dict.fromkeys(walk.meta, "on the meta device"),
-            hint="give the module memory first: module.to_empty(device=...)",
+            hint="restore(meta_to=...) gives them memory on a device, and so does module.to_empty(device=...)",
         )
 
 
@@ -135,7 +161,7 @@ def _match(
     *,
     only: list[str] | None,
     rename: Mapping[str, str] | None,
-    strict: bool,
+    strict: Strict,
     prefixes: bool,
 ) -> Match:
     have: dict[str, matching.Facts] = {

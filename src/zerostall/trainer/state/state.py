@@ -18,6 +18,8 @@ from zerostall.core import names
 from zerostall.core import values as core_values
 from zerostall.errors import StateError
 from zerostall.trainer.state import returning, surveying
+from zerostall.trainer.state.assigning import Assignment
+from zerostall.trainer.state.choice import Choice
 from zerostall.trainer.state.parts.kinds import part_of, root_part
 from zerostall.trainer.state.parts.rng import GeneratorStates
 from zerostall.trainer.state.returning import RestoreReport, Targets
@@ -25,10 +27,11 @@ from zerostall.trainer.state.surveying import Survey
 from zerostall.trainer.state.walk import OutdatedError, Walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import torch
 
+    from zerostall.core.matching import Strict
     from zerostall.core.values import Document
     from zerostall.tiers.contract import Stored
 
@@ -55,11 +58,13 @@ class Values:
 
     parts: dict[str, tuple[str, object]]
     generators: GeneratorStates | None
+    base: str = ""
 
     def encode(self) -> Document:
         """Return them as a document for the record."""
         rng = self.generators.tree() if self.generators is not None else None
-        return core_values.encode({"parts": self.parts, "rng": rng})
+        tree: dict[str, object] = {"parts": self.parts, "rng": rng}
+        return core_values.encode(tree | {"base": self.base} if self.base else tree)
 
 
 class State:
@@ -74,27 +79,41 @@ class State:
         rng: whether this process's random generators belong to it.
         user_guards: whether the user calls the guard before anything changes a parameter, so that the tensors of
             optimizers without torch's hooks, and every trainable parameter, may be read after `save`.
+        choice: which of it all is saved and restored. ValueError where a pattern fits nothing.
+        expected: name of a tensor -> its global shape; any other, or none of that name, is a StateError at `survey`.
     """
 
-    def __init__(self, roots: Mapping[str, object], *, rng: bool = True, user_guards: bool = False) -> None:
+    def __init__(
+        self,
+        roots: Mapping[str, object],
+        *,
+        rng: bool = True,
+        user_guards: bool = False,
+        choice: Choice | None = None,
+        expected: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
         self._roots = dict(roots)
         self._rng = rng
         self._user_guards = user_guards
+        self._choice = choice if choice is not None else Choice()
+        self._expected = {name: tuple(shape) for name, shape in (expected or {}).items()}
         self._fresh: set[str] = set()
         self.optimizers: list[torch.optim.Optimizer] = []
         walk = self._walk(self._roots)
         if len(walk.problems) > len(walk.meta):
             walk.raise_problems()
+        self._choice.insist_on_use(walk.asked)
         self.optimizers = walk.optimizers
 
     def _walk(self, roots: Mapping[str, object], *, fresh: frozenset[str] = frozenset()) -> Walk:
         hooked = frozenset(map(id, self.optimizers))
-        walk = Walk(part_of, user_guards=self._user_guards, fresh=fresh, hooked=hooked)
+        walk = Walk(part_of, user_guards=self._user_guards, fresh=fresh, hooked=hooked, choice=self._choice)
         for name, value in roots.items():
             if type(name) is not str or not name or name.startswith("__"):
                 walk.refuse(repr(name), "is no name for a part of the state")
                 continue
-            part = root_part(names.child("", name), value)
+            walk.root = names.child("", name)
+            part = root_part(walk.root, value)
             if part is None:
                 walk.refuse(name, f"is a {type(value).__name__}, which cannot be restored in place")
             else:
@@ -109,6 +128,7 @@ class State:
                 walk = self._walk(self._roots, fresh=frozenset(self._fresh))
                 walk.raise_problems()
                 survey = surveying.take(walk, user_guards=self._user_guards)
+                surveying.insist_on_shapes(survey.layout, self._expected)
             try:
                 # Whatever the walk let pass must be encodable, and is so before the first save counts on it.
                 self.values(survey).encode()
@@ -136,7 +156,7 @@ class State:
         except OutdatedError as outdated:
             self._fresh.update(outdated.fresh)
             raise
-        return Values(parts, GeneratorStates.read() if self._rng else None)
+        return Values(parts, GeneratorStates.read() if self._rng else None, survey.base)
 
     def observe(self, survey: Survey | None) -> tuple[Survey, Values]:
         """Return a survey that fits, the given one if it does, and the values of now."""
@@ -154,10 +174,13 @@ class State:
         *,
         only: str | Iterable[str] | None = None,
         rename: Mapping[str, str] | None = None,
-        strict: bool = True,
+        strict: Strict = True,
         prefixes: bool = False,
+        meta_to: str | torch.device | None = None,
     ) -> Targets:
         """Decide where every stored tensor goes. Nothing is written; tensors that do not exist yet are made.
+
+        `meta_to`: tensors on the meta device get memory there, where something is stored for them.
 
         Raises:
             MismatchError: what is stored and what is here differ; names all that does.
@@ -165,7 +188,24 @@ class State:
             ValueError: `only` or `rename` fits nothing.
         """
         walk = self._walk(self._roots)
-        return returning.aim(walk, stored, only=only, rename=rename, strict=strict, prefixes=prefixes, rng=self._rng)
+
+        def aim(walk: Walk) -> Targets:
+            return returning.aim(
+                walk, stored, only=only, rename=rename, strict=strict, prefixes=prefixes, rng=self._rng
+            )
+
+        if meta_to is None or not walk.meta:
+            return aim(walk)
+        assignment = Assignment(meta_to)
+        assignment.give(walk.meta)
+        try:
+            targets = aim(self._walk(self._roots))
+        except BaseException:
+            assignment.take_back()
+            raise
+        if left := assignment.take_back(keep=targets.written()):
+            targets.aim.warnings.append("still on the meta device, for they are not stored: " + ", ".join(left))
+        return targets
 
     def accept(self, targets: Targets, image: memoryview) -> RestoreReport:
         """Put back all that is not written byte by byte. `image`: the whole image, verified."""

@@ -32,6 +32,7 @@ class StoredState:
     layout: Layout
     parts: dict[str, StoredPart]
     rng: object
+    base: str = ""
     entries: dict[str, int] = field(default_factory=dict)
     views: dict[str, View] = field(default_factory=dict)
 
@@ -46,7 +47,10 @@ class StoredState:
             if type(name) is not str or type(row) is not tuple or len(row) != 2 or type(row[0]) is not str:
                 raise FormatError("the record's values are not those of a training state")
             parts[name] = StoredPart(name, row[0], row[1])
-        state = StoredState(stored.layout, parts, tree.get("rng"))
+        base = tree.get("base", "")
+        if type(base) is not str:
+            raise FormatError("the record's values are not those of a training state")
+        state = StoredState(stored.layout, parts, tree.get("rng"), base)
         state.entries.update((entry.name, index) for index, entry in enumerate(stored.layout.entries))
         state.views.update((view.name, view) for view in stored.layout.views)
         for part in parts.values():

@@ -13,8 +13,11 @@ from zerostall.core.layout import Shard
 from zerostall.errors import StateError
 from zerostall.trainer.state import tensors
 from zerostall.trainer.state.aliasing import DISTINCT, Sharing, share
+from zerostall.trainer.state.choice import identity
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from zerostall.core.layout import Layout
     from zerostall.trainer.state.tensors import Holder
     from zerostall.trainer.state.walk import Leaf, Part, Walk
@@ -33,6 +36,7 @@ class Survey:
         at_once: indexes of those that something else than an optimizer's step may change, and of the small ones.
         tracked: for each, whether it is left to be read after `save`, so that changes must be looked for.
         parts: the objects, by name.
+        base: identity of the modules' tensors that are not saved, "" where all are.
         watch: tells whether the containers that hold the tensors are as they were.
     """
 
@@ -42,6 +46,7 @@ class Survey:
     tracked: list[bool]
     parts: dict[str, Part]
     watch: native.Watch
+    base: str
 
 
 def take(walk: Walk, *, user_guards: bool) -> Survey:
@@ -77,7 +82,29 @@ def take(walk: Walk, *, user_guards: bool) -> Survey:
         tracked,
         walk.parts,
         native.Watch(walk.watched),
+        identity(walk.left_out) if walk.left_out else "",
     )
+
+
+def insist_on_shapes(layout: Layout, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """StateError where a tensor of that name has another shape, or there is none.
+
+    An empty placeholder of a tensor whose shards lie elsewhere would be saved without a word.
+    """
+    found = {entry.name: tuple(entry.global_shape) for entry in layout.entries}
+    found.update((view.name, tuple(view.shape)) for view in layout.views)
+    wrong = [
+        f"{name} has shape {found[name]}, expected {shape}"
+        if name in found
+        else f"{name} is not there, expected {shape}"
+        for name, shape in expected.items()
+        if found.get(name) != shape
+    ]
+    if wrong:
+        raise StateError(
+            "this state is not what it is expected to be:\n  " + "\n  ".join(wrong),
+            hint="gather sharded parameters before they are saved, or mend expect_shapes",
+        )
 
 
 def _guarded(walk: Walk, sharing: Sharing, *, user_guards: bool) -> set[int]:

@@ -12,6 +12,7 @@ from zerostall.core import names
 from zerostall.core.values import TensorRef
 from zerostall.errors import StateError
 from zerostall.trainer.state import tensors
+from zerostall.trainer.state.choice import Choice
 from zerostall.trainer.state.refs import ArrayRef, Composite
 from zerostall.trainer.state.tensors import Geometry, Holder
 
@@ -85,7 +86,11 @@ class Walk:
         labels: id of a parameter -> its names, each as (the root module's name, the path behind it).
         hooked: ids of the optimizers whose steps call the guard.
         fresh: names of tensors that are other objects at every look, so that what is read of them is kept aside.
-        meta: names of those tensors that have no data, a part of problems.
+        choice: what of it all is saved.
+        root: the root that is being looked at.
+        asked: names that the choice was asked about.
+        left_out: tensors of modules that are not saved.
+        meta: those tensors that have no data, by name; a part of problems.
     """
 
     part_of: Callable[[str, object], Part | None]
@@ -99,7 +104,11 @@ class Walk:
     guarded: set[int] = field(default_factory=set)
     labels: dict[int, list[tuple[str, tuple[str, ...]]]] = field(default_factory=dict)
     problems: list[tuple[str, str]] = field(default_factory=list)
-    meta: list[str] = field(default_factory=list)
+    meta: dict[str, torch.Tensor] = field(default_factory=dict)
+    choice: Choice = field(default_factory=Choice)
+    root: str = ""
+    asked: list[str] = field(default_factory=list)
+    left_out: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     _late: list[Part] = field(default_factory=list)
 
     def refuse(self, name: str, why: str) -> None:
@@ -116,11 +125,20 @@ class Walk:
 
     def add(self, part: Part) -> None:
         """Take in a part. Optimizers wait until every module has told its parameters' names."""
+        if part.kind != "module" and not self.takes(part.name):
+            return
         self.parts[part.name] = part
         if part.kind == "optimizer":
             self._late.append(part)
         else:
             part.gather(self)
+
+    def takes(self, name: str) -> bool:
+        """Return whether what has this name is saved."""
+        if not self.choice.by_name:
+            return True
+        self.asked += (name, name + ".")
+        return self.choice.takes(self.root, name)
 
     def guard(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that only this optimizer's step changes its parameters and the tensors of its state."""
@@ -148,7 +166,7 @@ class Walk:
         if why is not None:
             self.refuse(name, why)
             if isinstance(holder, torch.Tensor) and holder.is_meta:
-                self.meta.append(name)
+                self.meta[name] = holder
             return None
         if tensors.is_plain(holder):
             self.leaves.append(Leaf(name, holder, tensors.geometry(holder), owner, trainable))

@@ -18,6 +18,7 @@ from torch import nn
 from zerostall.core import names
 from zerostall.trainer.state import tensors
 from zerostall.trainer.state.parts.stateful import StatefulPart
+from zerostall.trainer.state.walk import OutdatedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,12 +66,19 @@ class ModulePart:
         self._own: list[str] = []
         self._post_hooks: list[tuple[Callable[..., object], nn.Module]] = []
         self._left_out: list[str] = []
+        self._frozen: list[torch.Tensor] = []
+
+    @property
+    def tensors(self) -> list[str]:
+        """Names of the tensors that were found in the module itself."""
+        return self._own
 
     def gather(self, walk: Walk) -> None:
         self._composites.clear()
         self._own.clear()
         self._post_hooks.clear()
         self._left_out.clear()
+        self._frozen.clear()
         self._descend(walk, self.module, self.name, (), direct=True)
 
     def _descend(self, walk: Walk, module: nn.Module, name: str, path: tuple[str, ...], *, direct: bool) -> None:
@@ -110,6 +118,9 @@ class ModulePart:
                     if tensor.is_meta:
                         self._left_out.append(full)
                     continue
+                if not self._chosen(walk, full, tensor, frozen=held is module._parameters and not tensor.requires_grad):
+                    walk.left_out.append((full, tensor))
+                    continue
                 first = len(walk.leaves)
                 ref = walk.tensor(full, tensor)
                 self._own.extend(leaf.name for leaf in walk.leaves[first:])
@@ -119,12 +130,22 @@ class ModulePart:
             walk.add(StatefulPart(names.child(name, "_extra_state"), module.get_extra_state, module.set_extra_state))
         self._post_hooks.extend((hook, module) for hook in module._load_state_dict_post_hooks.values())
 
+    def _chosen(self, walk: Walk, name: str, tensor: torch.Tensor, *, frozen: bool) -> bool:
+        if not walk.takes(name):
+            return False
+        if not frozen or walk.choice.frozen:
+            return True
+        self._frozen.append(tensor)
+        return False
+
     def _tell(self, module: nn.Module, why: str) -> None:
         if type(module) not in _told:
             _told.add(type(module))
             _log.info("%s %s, so its state goes through its own state_dict()", type(module).__qualname__, why)
 
     def values(self) -> object:
+        if any(tensor.requires_grad for tensor in self._frozen):
+            raise OutdatedError(self.name)  # what is trained now is saved from now on
         return {"composites": dict(self._composites)} if self._composites else {}
 
     def aim(self, aim: Aim) -> None:
