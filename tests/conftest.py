@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from shim.faults import Shim, compile_library
+from stores.server import Server
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,6 +43,14 @@ def shim_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shim(shim_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Shim:
     """A fault injector of this test's own: start processes with `env=shim.environment()`."""
     return Shim(shim_library, tmp_path_factory.mktemp("shim"))
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[Server]:
+    """A real S3 server; every test makes buckets of its own."""
+    server = Server.start()
+    yield server
+    server.close()
 
 
 @pytest.fixture

@@ -12,6 +12,9 @@
     staging-000000012000-3f9a0c1d/             a step that is to replace a committed one, until it takes its
                                                    place
     <file>.3f9a0c1d.partial                    a file as long as it is not whole
+    images/step-000000012000/                  in an object store, where nothing can be renamed:
+        rank-00000-3f9a0c1d52e4b067.safetensors    an image and its record, named by the record's digest
+        rank-00000-3f9a0c1d52e4b067.json
 
 Steps have 12 digits, and more when they need to; ranks 5. Every name is legal on every operating system, and
 none leads out of the folder it is in.
@@ -23,6 +26,7 @@ import re
 
 RUN = "run.json"
 LAYOUTS = "layouts"
+IMAGES = "images"
 MANIFEST = "manifest.json"
 PINNED = "pinned"
 
@@ -37,6 +41,7 @@ _STAGING = re.compile(f"staging-{_NUMBER}-([0-9a-f]{{8,32}})")
 _PARTIAL = re.compile(r"([a-z0-9-]+\.(?:json|safetensors))\.([0-9a-f]{8,32})\.partial")
 _IMAGE = re.compile(r"rank-([0-9]{5,10})\.safetensors")
 _RECORD = re.compile(r"rank-([0-9]{5,10})\.json")
+_KEPT = re.compile(r"rank-([0-9]{5,10})-[0-9a-f]{16}\.(?:json|safetensors)")
 _DIGEST = re.compile("[0-9a-f]{64}")
 _LAYOUT = re.compile(r"([0-9a-f]{64})\.json")
 _SPARE = re.compile(r"([0-9a-f]{64})-spare\.json")
@@ -58,6 +63,12 @@ def _checked_nonce(nonce: str) -> str:
     if not _NONCE.fullmatch(nonce):
         raise ValueError(f"a nonce is 8 to 32 lower-case hex digits, not {nonce!r}")
     return nonce
+
+
+def _checked_digest(digest: str) -> str:
+    if not _DIGEST.fullmatch(digest):
+        raise ValueError(f"a digest is 64 lower-case hex digits, not {digest!r}")
+    return digest
 
 
 def _number(digits: str, width: int, most: int) -> int | None:
@@ -126,11 +137,29 @@ def parse_record(name: str) -> int | None:
     return _number(match[1], 5, MAX_RANK) if match else None
 
 
+def kept_image(rank: int, record: str) -> str:
+    """Return the name of a rank's image in an object store, by its record's SHA-256.
+
+    The record tells every byte of the image, so objects of one name are the same, whoever wrote them. ValueError
+    for what is no rank or no digest.
+    """
+    return f"rank-{_rank_digits(rank)}-{_checked_digest(record)[:16]}.safetensors"
+
+
+def kept_record(rank: int, record: str) -> str:
+    """Return the name of a rank's record in an object store, by its own SHA-256. ValueError as `kept_image`."""
+    return f"rank-{_rank_digits(rank)}-{_checked_digest(record)[:16]}.json"
+
+
+def parse_kept(name: str) -> int | None:
+    """Return the rank whose image or record in an object store has this name, None for any other name."""
+    match = _KEPT.fullmatch(name)
+    return _number(match[1], 5, MAX_RANK) if match else None
+
+
 def layout_file(digest: str) -> str:
     """Return the name of a layout's file in the folder `layouts`. ValueError for what is no digest."""
-    if not _DIGEST.fullmatch(digest):
-        raise ValueError(f"a layout's digest is 64 lower-case hex digits, not {digest!r}")
-    return f"{digest}.json"
+    return f"{_checked_digest(digest)}.json"
 
 
 def spare_layout_file(digest: str) -> str:

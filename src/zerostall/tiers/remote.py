@@ -1,0 +1,396 @@
+"""The remote tier: a run below a URL of an object store, each step committed by its manifest.
+
+Nothing can be renamed there, and two writers may be at work without knowing of each other. So images and records are
+named by what is in them (docs/format.md, 7): objects of one name are the same, whoever wrote them, and what an attempt
+before had got there need not be sent again. A step is there when `step-…/manifest.json` is, which is written last, on
+the condition that there is none, or that it is still the one that was read. Order of deleting: the manifest first.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Executor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from zerostall import native
+from zerostall.core import layout as layouts
+from zerostall.core import manifest as manifests
+from zerostall.core import steps as names
+from zerostall.core.candidates import Past
+from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, StepExistsError, StorageError
+from zerostall.telemetry import log, say_once
+from zerostall.tiers.contract import Image, Stored
+from zerostall.tiers.image_bytes import ImageBytes, MemoryBytes
+from zerostall.tiers.s3 import S3, why_not
+from zerostall.tiers.uploads import Gate, PlainUploads, S3Uploads, Uploads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from zerostall.core.layout import Layout
+    from zerostall.core.manifest import Manifest
+    from zerostall.tiers.store import Found, Store
+
+STALE_SECONDS = 24 * 3600.0
+"""What no manifest names and nobody has touched for that long is left over. (Stores refuse requests from machines whose
+clock is off by more than a quarter of an hour, so the two clocks agree well enough.)"""
+
+
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
+
+
+@dataclass(frozen=True, slots=True)
+class _There:
+    """The manifest of a committed step, as it was read; None where it is damaged."""
+
+    manifest: Manifest | None
+    found: Found
+
+
+class RemoteTier:
+    """Images below a URL; see `contract.Tier`. Any number of processes may write and read; one thread calls it.
+
+    Args:
+        store: where.
+        hands: threads for requests that may go at once, of nobody else's.
+        gate: asked before bytes of images are sent or read; see `flow.governor`.
+    """
+
+    name = "remote"
+
+    def __init__(self, store: Store, hands: Executor, gate: Gate = lambda nbytes: None) -> None:
+        self.store = store
+        self.where = store.url
+        self._hands = hands
+        self._gate = gate
+        self._layouts: dict[str, Layout] = {}
+        self._written: set[str] = set()
+        reason = why_not(store)
+        if reason:
+            say_once(
+                f"uploads:{store.url}",
+                "%s: uploads go through obstore (%s): one that breaks off begins anew",
+                store.url,
+                reason,
+            )
+        self._uploads: Uploads = PlainUploads(store) if reason else S3Uploads(store, S3(store), hands)
+
+    # -------------------------------------------------------------------------------------------------- verbs
+
+    def put(self, image: Image) -> None:
+        self.carry(Stored(image.layout, image.record), MemoryBytes(image))
+
+    def commit(self, manifest: Manifest, *, replace: bool = False, pin: bool = False) -> None:
+        """See `contract.Tier`; `pin` marks the step so that retention never evicts it.
+
+        A step that is there with the same bytes and was saved at the same time is this very one.
+        """
+        problem = self._missing(manifest)
+        if problem:
+            raise FormatError(f"step {manifest.step} cannot be committed in {self.where}: {problem}")
+        data = manifests.encode_manifest(manifest)
+        name = self._name(manifest.step, names.MANIFEST)
+        there = self._there(names.step_folder(manifest.step))
+        if there is None:
+            done = self.store.create(name, data)
+        elif there.found.data == data:
+            done = True
+        elif replace or (there.manifest is not None and there.manifest.created == manifest.created):
+            done = self.store.replace(name, data, there.found.version)
+        else:
+            raise StepExistsError(
+                f"step {manifest.step} is committed in {self.where} already", hint="save with if_exists='replace'"
+            )
+        if not done and not self._is_ours(name, data):
+            raise StepExistsError(
+                f"another writer has just committed step {manifest.step} in {self.where}",
+                hint="give every run a URL of its own",
+            )
+        if pin:
+            self.store.put(self._name(manifest.step, names.PINNED), b"")
+        if there is not None and there.manifest is not None:
+            self._discard(there.manifest, keep=_objects_of(manifest))
+
+    def steps(self) -> list[int]:
+        found = (names.parse_step(folder) for folder in self.store.folders())
+        return sorted(step for step in found if step is not None)
+
+    def manifest(self, step: int) -> Manifest:
+        name = self._name(step, names.MANIFEST)
+        try:
+            data = self.store.read(name).data
+        except FileNotFoundError:
+            raise SnapshotNotFoundError(f"no step {step} in {self.where}") from None
+        manifest = manifests.decode_manifest(data, source=self.store.address(name))
+        if manifest.step != step:
+            raise CorruptError(f"{self.store.address(name)} is the manifest of step {manifest.step}")
+        return manifest
+
+    def open(self, step: int, rank: int) -> Stored:
+        manifest = self.manifest(step)
+        if not 0 <= rank < manifest.world:
+            raise SnapshotNotFoundError(f"step {step} in {self.where} has no rank {rank} (world {manifest.world})")
+        name, found = self._read_record(manifest, rank)
+        source = self.store.address(name)
+        record = manifests.decode_record(found.data, source=source)
+        if problem := manifests.record_difference(manifest, record, found.data):
+            raise CorruptError(f"{source}: {problem}")
+        layout = self.layout(record.layout)
+        if layout.nbytes != record.nbytes:
+            raise CorruptError(f"{source}: {record.nbytes} bytes, but its layout has {layout.nbytes}")
+        return Stored(layout, record)
+
+    def get(self, step: int, rank: int, address: int) -> Stored:
+        stored = self.open(step, rank)
+        record = stored.record
+        name = self.image_name(step, rank)
+        target = MemoryBytes(Image(stored.layout, record, address))
+
+        def bring(index: int) -> bool:
+            start = index * record.chunk_bytes
+            view = target.view(start, min(record.chunk_bytes, record.nbytes - start))
+            for _ in range(2):  # what broke on the way is right the second time
+                self._gate(len(view))
+                self.store.read_range(name, start, view)
+                if native.crc32c(view) == record.checksums[index]:
+                    return True
+            return False
+
+        try:
+            whole = self._each(bring, range(len(record.checksums)))
+        except FileNotFoundError:
+            raise CorruptError(f"{self.store.address(name)} is missing") from None
+        bad = [index for index, right in enumerate(whole) if not right]
+        if bad:
+            raise CorruptError(
+                f"{self.store.address(name)}: {len(bad)} of {len(whole)} chunks fail their checksum, "
+                f"first chunk {bad[0]}"
+            )
+        return stored
+
+    def evict(self, step: int) -> None:
+        """A failure is logged, never raised: what is left over is invisible and goes when it is a day old."""
+        try:
+            there = self._there(names.step_folder(step))
+            if there is None:
+                return
+            self.store.delete([self._name(step, names.PINNED), self._name(step, names.MANIFEST)])
+            if there.manifest is not None:
+                self._discard(there.manifest, keep=self._named_by(names.rewound_folder(step)))
+        except StorageError as error:
+            log.warning("%s: step %d could not be removed: %s", self.where, step, error)
+
+    # -------------------------------------------------------------------------------------- beyond the contract
+
+    def carry(self, stored: Stored, source: ImageBytes) -> int:
+        """`put`, from wherever the bytes are. Returns how many had to be sent."""
+        record = stored.record
+        self._write_layout(stored.layout)
+        data = manifests.encode_record(record)
+        digest = manifests.facts(record, data).record
+        folder = _images(record.step)
+        image = f"{folder}/{names.kept_image(record.rank, digest)}"
+        sent = 0
+        if self.store.size(image) != record.nbytes:
+            sent = self._uploads.upload(image, source, record, self._gate)
+        self.store.put(f"{folder}/{names.kept_record(record.rank, digest)}", data)
+        return sent
+
+    def abandon(self, step: int) -> None:
+        """Forget what was `put` of a step that is not to be committed any more. Never raises."""
+        try:
+            self._uploads.forget(f"{_images(step)}/", older=0.0)
+            keep = self._named_by(names.step_folder(step)) | self._named_by(names.rewound_folder(step))
+            there = self.store.objects(_images(step))
+            self.store.delete(f"{_images(step)}/{name}" for name in there if name not in keep)
+        except (StorageError, FormatError) as error:
+            log.warning("%s: what was sent of step %d is left for now: %s", self.where, step, error)
+
+    def layout(self, digest: str) -> Layout:
+        """The layout of that digest, checked."""
+        if digest not in self._layouts:
+            name = f"{names.LAYOUTS}/{names.layout_file(digest)}"
+            try:
+                data = self.store.read(name).data
+            except FileNotFoundError:
+                raise CorruptError(f"{self.store.address(name)} is missing") from None
+            layout = layouts.decode(data, source=self.store.address(name))
+            if layout.digest != digest:
+                raise CorruptError(f"{self.store.address(name)} holds another layout than its name says")
+            self._layouts[digest] = layout
+        return self._layouts[digest]
+
+    def image_name(self, step: int, rank: int) -> str:
+        """The object that holds a rank's image of a committed step."""
+        name = _images(step) + "/" + names.kept_image(rank, self.manifest(step).ranks[rank].record)
+        beside = self._name(step, names.image_file(rank))  # where a folder that was copied here has it
+        return beside if self.store.size(name) is None and self.store.size(beside) is not None else name
+
+    def pin(self, step: int, pinned: bool = True) -> None:
+        """Mark a committed step so that retention never evicts it (or no longer)."""
+        name = self._name(step, names.PINNED)
+        if not pinned:
+            self.store.delete([name])
+            return
+        self.manifest(step)
+        self.store.put(name, b"")
+
+    def pinned(self, step: int, *, rewound: bool = False) -> bool:
+        folder = names.rewound_folder(step) if rewound else names.step_folder(step)
+        return self.store.size(f"{folder}/{names.PINNED}") is not None
+
+    def created(self, step: int) -> float:
+        """When the committed step was saved, by which it is told from others of its number; 0.0 if it cannot say."""
+        try:
+            return self.manifest(step).created
+        except (FormatError, OSError):
+            return 0.0
+
+    def created_of(self, steps: Iterable[int]) -> dict[int, float]:
+        """`created` of many steps, several requests at once."""
+        asked = list(steps)
+        return dict(zip(asked, self._each(self.created, asked), strict=True))
+
+    def set_aside(self, past: Iterable[Past]) -> list[int]:
+        """Give these very steps another name so that they count no longer; their images stay where they are."""
+        known = set(past)
+        numbers = {one.step for one in known}
+        aside: list[int] = []
+        for step in [step for step in self.steps() if step in numbers]:
+            there = self._there(names.step_folder(step))
+            if there is None or there.manifest is None or Past(step, there.manifest.created) not in known:
+                continue
+            pinned = self.pinned(step)
+            folder = names.rewound_folder(step)
+            self.store.delete([f"{folder}/{names.PINNED}"])
+            self.store.put(f"{folder}/{names.MANIFEST}", there.found.data)
+            if pinned:
+                self.store.put(f"{folder}/{names.PINNED}", b"")
+            self.store.delete([self._name(step, names.PINNED), self._name(step, names.MANIFEST)])
+            aside.append(step)
+        return aside
+
+    def rewound(self) -> list[int]:
+        """Steps that were set aside."""
+        found = (names.parse_rewound(folder) for folder in self.store.folders())
+        return sorted(step for step in found if step is not None)
+
+    def forget_rewound(self, step: int) -> None:
+        folder = names.rewound_folder(step)
+        gone = self._named_by(folder) - self._named_by(names.step_folder(step))
+        self.store.delete([f"{folder}/{names.PINNED}", f"{folder}/{names.MANIFEST}"])
+        self.store.delete(f"{_images(step)}/{name}" for name in gone)
+
+    def clear_leftovers(self, *, older: float = STALE_SECONDS) -> list[str]:
+        """Remove what dead writers left more than `older` seconds ago: images that no manifest names, and uploads.
+
+        Younger ones may belong to a writer that lives.
+        """
+        cleared = self._uploads.forget(f"{names.IMAGES}/", older=older)
+        folders = self.store.folders()
+        counted = {names.parse_step(folder) for folder in folders} | {names.parse_rewound(folder) for folder in folders}
+        for folder in self.store.folders(names.IMAGES):
+            step = names.parse_step(folder)
+            if step is None or step in counted:
+                continue
+            below = f"{names.IMAGES}/{folder}"
+            old = [
+                f"{below}/{name}"
+                for name, one in self.store.objects(below).items()
+                if names.parse_kept(name) is not None and time.time() - one.modified >= older
+            ]
+            self.store.delete(old)
+            cleared += old
+        if cleared:
+            log.info("%s: removed what unfinished uploads had left: %s", self.where, ", ".join(sorted(cleared)))
+        return cleared
+
+    def close(self) -> None:
+        """Let go of connections."""
+        self._uploads.close()
+
+    # ------------------------------------------------------------------------------------------------ internals
+
+    def _name(self, step: int, file: str) -> str:
+        return f"{names.step_folder(step)}/{file}"
+
+    def _write_layout(self, layout: Layout) -> None:
+        if layout.digest not in self._written:
+            self.store.put(f"{names.LAYOUTS}/{names.layout_file(layout.digest)}", layouts.encode(layout))
+            self._written.add(layout.digest)
+        self._layouts[layout.digest] = layout
+
+    def _missing(self, manifest: Manifest) -> str:
+        """In words, what is not there in full of a step to be committed; empty where all is."""
+        there = self.store.objects(_images(manifest.step))
+        for rank in manifest.ranks:
+            image, record = names.kept_image(rank.rank, rank.record), names.kept_record(rank.rank, rank.record)
+            if image not in there or record not in there:
+                return f"the image of rank {rank.rank} is not there"
+            if there[image].nbytes != rank.nbytes:
+                return f"{image} has {there[image].nbytes} bytes, not {rank.nbytes}"
+        return ""
+
+    def _there(self, folder: str) -> _There | None:
+        """What is committed in a step's folder."""
+        name = f"{folder}/{names.MANIFEST}"
+        try:
+            found = self.store.read(name)
+        except FileNotFoundError:
+            return None
+        try:
+            return _There(manifests.decode_manifest(found.data, source=self.store.address(name)), found)
+        except FormatError:
+            return _There(None, found)
+
+    def _read_record(self, manifest: Manifest, rank: int) -> tuple[str, Found]:
+        kept = _images(manifest.step) + "/" + names.kept_record(rank, manifest.ranks[rank].record)
+        for name in (kept, self._name(manifest.step, names.record_file(rank))):
+            try:
+                return name, self.store.read(name)
+            except FileNotFoundError:
+                continue
+        raise CorruptError(f"{self.store.address(kept)} is missing")
+
+    def _is_ours(self, name: str, data: bytes) -> bool:
+        """Did a write that was refused as second get there the first time, when its answer was lost?"""
+        try:
+            return self.store.read(name).data == data
+        except FileNotFoundError:
+            return False
+
+    def _named_by(self, folder: str) -> set[str]:
+        there = self._there(folder)
+        return _objects_of(there.manifest) if there is not None and there.manifest is not None else set()
+
+    def _discard(self, manifest: Manifest, keep: set[str]) -> None:
+        below = _images(manifest.step)
+        self.store.delete(f"{below}/{name}" for name in sorted(_objects_of(manifest) - keep))
+        if not keep:  # where a folder that was copied here has them
+            for file in (names.image_file, names.record_file):
+                self.store.delete(self._name(manifest.step, file(rank.rank)) for rank in manifest.ranks)
+
+    def _each(self, do: Callable[[_In], _Out], over: Iterable[_In]) -> list[_Out]:
+        """`do` to each, some at once, in order; the first error is raised when all that was begun has ended."""
+        futures = [self._hands.submit(do, one) for one in over]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+            wait(futures)
+
+
+def _images(step: int) -> str:
+    return f"{names.IMAGES}/{names.step_folder(step)}"
+
+
+def _objects_of(manifest: Manifest) -> set[str]:
+    """The names of the objects that a manifest speaks of, below its step's images."""
+    return {
+        name
+        for rank in manifest.ranks
+        for name in (names.kept_image(rank.rank, rank.record), names.kept_record(rank.rank, rank.record))
+    }

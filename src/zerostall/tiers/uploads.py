@@ -1,0 +1,149 @@
+"""Carrying one image into a store, in parts of whole chunks, each checked before it is sent.
+
+Two ways. `S3Uploads` speaks to S3 and what is like it in its own words: each part goes with the CRC-32C that the record
+has of it, which the store checks; an upload that broke off is taken up where it was, also by another process, for the
+store tells which parts it has; uploads that nobody takes up can be found and thrown away. `PlainUploads` leaves it to
+obstore, which knows every kind of store, and neither takes up nor lists uploads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, wait
+from typing import TYPE_CHECKING, Protocol
+
+from zerostall.core import upload_parts
+from zerostall.errors import StorageError
+from zerostall.tiers.image_bytes import ImageBytes, checked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from concurrent.futures import Executor, Future
+
+    from zerostall.core.manifest import Record
+    from zerostall.core.upload_parts import Part
+    from zerostall.tiers.s3 import S3
+    from zerostall.tiers.store import Store
+
+AT_ONCE = 4
+"""Parts in flight: at 16 MiB each enough to fill a connection of 10 Gbit/s a hundred milliseconds away."""
+
+Gate = Callable[[int], None]
+"""Called with a number of bytes before they are sent or read; returns when they may be, or raises to break off."""
+
+
+class Uploads(Protocol):
+    """How images get into a store."""
+
+    def upload(self, name: str, source: ImageBytes, record: Record, gate: Gate) -> int:
+        """Store an image under `name`, whole or not at all; the bytes that had to be sent.
+
+        Raises:
+            CorruptError: the source fails a checksum; nothing of that part was sent.
+            StorageError: the store refused. Trying again goes on from what is there already, where that is possible.
+        """
+        ...
+
+    def forget(self, below: str, *, older: float) -> list[str]:
+        """Throw away uploads below a name that broke off more than `older` seconds ago; their names."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections."""
+
+
+class PlainUploads:
+    """Through obstore. What broke off is thrown away at once, but for a process that dies (see docs/remote.md)."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def upload(self, name: str, source: ImageBytes, record: Record, gate: Gate) -> int:
+        cuts = upload_parts.cut(record.nbytes, record.chunk_bytes, record.checksums)
+
+        def pieces() -> Iterator[bytes]:
+            for part in cuts:
+                gate(part.nbytes)
+                yield bytes(checked(source, record, part.chunks))  # obstore keeps it until it is sent
+
+        self._store.upload(name, pieces(), piece_bytes=cuts[0].nbytes, at_once=AT_ONCE)
+        return record.nbytes
+
+    def forget(self, below: str, *, older: float) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+class S3Uploads:
+    """In S3's own words."""
+
+    def __init__(self, store: Store, s3: S3, hands: Executor) -> None:
+        self._store = store
+        self._s3 = s3
+        self._hands = hands
+
+    def upload(self, name: str, source: ImageBytes, record: Record, gate: Gate) -> int:
+        cuts = upload_parts.cut(record.nbytes, record.chunk_bytes, record.checksums)
+        key = self._store.key(name)
+        if len(cuts) == 1:
+            gate(record.nbytes)
+            self._s3.put(key, checked(source, record, cuts[0].chunks), record.checksum)
+            return record.nbytes
+        upload = self._s3.find_upload(key) or self._s3.begin(key)
+        there = self._s3.parts(key, upload)
+        tags = {
+            part.number: stored.e_tag
+            for part in cuts
+            if (stored := there.get(part.number))
+            and stored.holds(part, lambda part=part: source.view(part.offset, part.nbytes))
+        }
+        missing = [part for part in cuts if part.number not in tags]
+
+        def send(part: Part) -> str:
+            gate(part.nbytes)
+            view = checked(source, record, part.chunks)
+            return self._s3.put_part(key, upload, part.number, view, part.checksum)
+
+        tags |= self._all(send, missing)
+        try:
+            self._s3.complete(key, upload, [(tags[part.number], part.checksum) for part in cuts], record.checksum)
+        except StorageError:
+            if self._store.size(name) != record.nbytes:
+                raise
+            # The first try had got there and its answer was lost: the upload was gone the second time.
+        return sum(part.nbytes for part in missing)
+
+    def forget(self, below: str, *, older: float) -> list[str]:
+        gone = []
+        for key, upload, begun in self._s3.uploads(self._store.key(below)):
+            if time.time() - begun >= older:
+                self._s3.abort(key, upload)
+                gone.append(key)
+        return gone
+
+    def close(self) -> None:
+        self._s3.close()
+
+    def _all(self, send: Callable[[Part], str], missing: list[Part]) -> dict[int, str]:
+        """Send parts, a few at once; the first that fails ends it, when those in flight have ended."""
+        tags: dict[int, str] = {}
+        flying: dict[Future[str], Part] = {}
+        waiting = iter(missing)
+        try:
+            while True:
+                while len(flying) < AT_ONCE and (part := next(waiting, None)) is not None:
+                    flying[self._hands.submit(send, part)] = part
+                if not flying:
+                    return tags
+                done, _ = wait(flying, return_when=FIRST_COMPLETED)
+                for future in done:
+                    tags[flying.pop(future).number] = future.result()
+        finally:
+            for future in flying:
+                future.cancel()
+            with contextlib.suppress(BaseException):
+                wait(flying)
