@@ -30,8 +30,8 @@ from zerostall.tiers.store import refusal, told
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from zerostall.core.upload_parts import Part
     from zerostall.core.signing import Keys
+    from zerostall.core.upload_parts import Part
     from zerostall.tiers.store import Store
 
 _TRIES = 5
