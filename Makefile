@@ -52,7 +52,7 @@ $(stamps)/tools: $(stamps)/torch pyproject.toml
 # Editable: Python files are used where they lie. Only a change to native/ or to the build files comes back here.
 $(stamps)/installed: $(stamps)/tools $(native_files)
 	@echo "setup: zerostall with its native module"
-	@$(pip) $(keep_torch) --no-build-isolation --config-settings=build.verbose=false --editable '.[cli,remote]'
+	@$(pip) $(keep_torch) --no-build-isolation --config-settings=build.verbose=false --editable '.[cli,remote,manager]'
 	@cp "$$($(bin)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')"/zerostall/_native.pyi src/zerostall/
 	@touch $@
 

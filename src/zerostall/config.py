@@ -8,6 +8,17 @@ ZEROSTALL_AGENT_IDLE     seconds without a trainer after which the agent leaves 
 ZEROSTALL_COPY_THREADS   threads that copy tensors in the training process (default: 2, or 8 where the state is
                          on a CUDA device and they take checksums of what arrives; at most half of the cores)
 ZEROSTALL_RANKS_PATIENCE seconds without a sign of life after which one rank gives another up (default: 600)
+
+Of an agent that belongs to a cluster:
+
+ZEROSTALL_MANAGER        the manager's URL; without it an agent is on its own
+ZEROSTALL_TOKEN_FILE     the cluster's secret (default: ~/.config/zerostall/token)
+ZEROSTALL_NODE           the node's name (default: the host name)
+ZEROSTALL_LABELS         its failure domains, such as rack=r7,leaf=sw3
+ZEROSTALL_PEER           address for other agents, HOST or HOST:PORT; without it none keeps images of another
+ZEROSTALL_REPLICA_BUDGET most bytes of memory for other nodes' images (default: a quarter of the host budget)
+ZEROSTALL_REPLICA_RATE   most bytes a second that go to other nodes (default: no bound)
+ZEROSTALL_MANAGER_CA     file of certificates to check the manager's by, where they are not the system's
 """
 
 from __future__ import annotations
@@ -15,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,6 +114,61 @@ class AgentSettings:
             host_budget=parse_bytes(budget, "ZEROSTALL_HOST_BUDGET") if budget else memory_limit() // 2,
             idle_seconds=idle_seconds,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSettings:
+    """What makes an agent part of a cluster.
+
+    Attributes:
+        manager: the manager's URL, without a slash at its end.
+        token_file: the cluster's secret.
+        node, labels: the node's name and failure domains.
+        peer: address for other agents, "" for none.
+        replica_budget: most bytes of memory for other nodes' images.
+        replica_rate: most bytes a second that go to other nodes; None for no bound.
+        authorities: file of certificates to check the manager's by, None for the system's.
+    """
+
+    manager: str
+    token_file: Path
+    node: str
+    labels: str = ""
+    peer: str = ""
+    replica_budget: int = 0
+    replica_rate: int | None = None
+    authorities: Path | None = None
+
+    @classmethod
+    def from_environment(cls, host_budget: int) -> MemberSettings | None:
+        """What the environment says; None where it names no manager."""
+        manager = os.environ.get("ZEROSTALL_MANAGER", "").rstrip("/")
+        if not manager:
+            return None
+        if not re.match(r"https?://[^/]+$", manager):
+            raise ValueError(f"ZEROSTALL_MANAGER={manager!r} is not a URL such as http://10.0.0.1:7077")
+        budget = os.environ.get("ZEROSTALL_REPLICA_BUDGET")
+        rate = os.environ.get("ZEROSTALL_REPLICA_RATE")
+        authorities = os.environ.get("ZEROSTALL_MANAGER_CA")
+        return cls(
+            manager=manager,
+            token_file=token_file(),
+            node=os.environ.get("ZEROSTALL_NODE") or socket.gethostname(),
+            labels=os.environ.get("ZEROSTALL_LABELS", ""),
+            peer=os.environ.get("ZEROSTALL_PEER", ""),
+            replica_budget=parse_bytes(budget, "ZEROSTALL_REPLICA_BUDGET") if budget else host_budget // 4,
+            replica_rate=parse_bytes(rate, "ZEROSTALL_REPLICA_RATE") if rate else None,
+            authorities=Path(authorities) if authorities else None,
+        )
+
+
+def token_file() -> Path:
+    """Where the cluster's secret lies."""
+    chosen = os.environ.get("ZEROSTALL_TOKEN_FILE")
+    if chosen:
+        return Path(chosen).absolute()
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "zerostall" / "token"
 
 
 def memory_limit() -> int:

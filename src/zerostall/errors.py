@@ -16,6 +16,7 @@ ZerostallError                  what, which object, why; `.hint` says what to do
 ├── RunBusyError                (RuntimeError)       another live trainer owns this run
 ├── RankError                   (RuntimeError)       another rank failed, or did not do what this one did; names it
 ├── AgentError                  (ConnectionError)    the agent cannot be reached or started
+├── ManagerError                (ConnectionError)    the cluster's manager cannot be reached, or refuses; says which
 ├── CapacityError               (MemoryError)        a budget is too small; says needed and free
 ├── CapabilityError             (RuntimeError)       this machine or build cannot do that; says why
 ├── DeviceError                 (RuntimeError)       the CUDA driver refused
@@ -123,6 +124,18 @@ class RankError(ZerostallError, RuntimeError):
 
 class AgentError(ZerostallError, ConnectionError):
     """The agent cannot be reached or started."""
+
+
+class ManagerError(ZerostallError, ConnectionError):
+    """The cluster's manager cannot be reached, or refuses what was said.
+
+    Attributes:
+        kind: why it refuses (see `wire.cluster.Refusal`); "" when it cannot be reached.
+    """
+
+    def __init__(self, message: str, *, kind: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.kind = kind
 
 
 class CapacityError(ZerostallError, MemoryError):

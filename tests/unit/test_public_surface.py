@@ -22,6 +22,7 @@ ERRORS = {
     "CorruptError",
     "DeviceError",
     "FormatError",
+    "ManagerError",
     "MismatchError",
     "NonFiniteError",
     "RankError",
@@ -58,7 +59,7 @@ PARAMETERS = {
     "pin": "where step pinned",
 }
 COMMANDS = {
-    *("ls", "show", "verify", "diff", "pin", "unpin", "export", "import", "doctor"),
+    *("ls", "show", "verify", "diff", "pin", "unpin", "export", "import", "doctor", "manager"),
     *("agent start", "agent status", "agent stop"),
 }
 LIGHT = (

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from zerostall import config
 from zerostall.agent.door import Door
+from zerostall.agent.membership import join
 from zerostall.agent.service import Service
 from zerostall.telemetry import log
 from zerostall.wire import rendezvous
@@ -41,8 +42,9 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, lambda *_: service.stop())
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     log.info("agent %d serves %s, budget %d bytes", os.getpid(), folder, settings.host_budget)
+    membership = join(service, config.MemberSettings.from_environment(settings.host_budget))
     try:
-        service.serve()
+        service.serve(membership.close)
     finally:
         door.close()
     return 0

@@ -40,6 +40,14 @@ Post = Callable[[Callable[[], None]], None]
 
 
 @dataclass(slots=True)
+class Tally:
+    """What has been done for a run since this agent started; only rising."""
+
+    sealed_bytes: int = 0
+    stored_bytes: int = 0
+
+
+@dataclass(slots=True)
 class Flight:
     """A step on its way to disk, and the images it keeps in place meanwhile."""
 
@@ -62,6 +70,7 @@ class Run:
         self.keep = Keep()
         self.lossless = False
         self.last_error = ""
+        self.tally = Tally()
         self._budget = budget
         self._pool = pool
         self._post = post
@@ -165,6 +174,7 @@ class Run:
         if wish.promise and self._failures == 0:
             self._retry_at = 0.0
         berth.seal(slot, record, wish)
+        self.tally.sealed_bytes += record.nbytes
         self._given_up.discard(record.step)
         self._tell_replaced(berth, before)
         manifest = self._manifest(record.step)
@@ -244,9 +254,14 @@ class Run:
             segment_bytes=berth.nbytes(),
             host_steps=tuple(berth.clean_steps()),
             disk_steps=tuple(self.folder.disk.steps()),
-            trickling=self._flight.order.step if self._flight else None,
+            trickling=self.writing,
             last_error=m.plain(self.last_error),
         )
+
+    @property
+    def writing(self) -> int | None:
+        """The step on its way to disk."""
+        return self._flight.order.step if self._flight else None
 
     def busy(self) -> bool:
         """Is a step on its way to disk, being read, about to go, or retention at work?"""
@@ -334,6 +349,7 @@ class Run:
                 wish.replace, wish.aside = True, ()  # one of its number is there now
         if outcome.error is None:
             self._failures, self.last_error = 0, ""
+            self.tally.stored_bytes += sum(image.record.nbytes for image in flight.order.images)
             self._retry_at = self._began + self._interval if self._may_pause() else 0.0
             held_here = {step for berth in self.berths.values() for step in berth.sealed_steps()}
             self.folder.on_disk.intersection_update(held_here)  # of the others the folder itself tells

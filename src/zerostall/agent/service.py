@@ -34,7 +34,7 @@ from zerostall.wire import messages as m
 from zerostall.wire.channel import Channel, ClosedError, drop, peer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from zerostall.agent.door import Door
     from zerostall.config import AgentSettings
@@ -61,10 +61,20 @@ class Service:
         self._last_use = self._started
         self._looked = self._started
         self._leaving = False
+        self.stays = False  # also when nobody trains: the cluster counts on this node
+
+    @property
+    def runs(self) -> Mapping[Path, Run]:
+        """For whoever is called on the loop's thread."""
+        return self._runs
+
+    @property
+    def budget(self) -> Budget:
+        return self._budget
 
     # ------------------------------------------------------------------------------------------------- the loop
 
-    def serve(self) -> None:
+    def serve(self, before_closing: Callable[[], None] = lambda: None) -> None:
         """Serve until idle for long enough, or told to stop."""
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
@@ -81,6 +91,7 @@ class Service:
             self._sweep()
             self._mind_the_door()
             self._leaving = self._leaving or self._idle_too_long()
+        before_closing()
         self._close()
 
     def post(self, call: Callable[[], None]) -> None:
@@ -179,7 +190,11 @@ class Service:
             self._part(client)
 
     def _idle_too_long(self) -> bool:
-        busy = bool(self._clients) or any(run.busy() and run.retry_in() is None for run in self._runs.values())
+        busy = (
+            self.stays
+            or bool(self._clients)
+            or any(run.busy() and run.retry_in() is None for run in self._runs.values())
+        )
         if busy:
             self._last_use = time.monotonic()
             return False

@@ -8,6 +8,7 @@ import typer
 
 from zerostall.cli import agent, checking, listing, moving
 from zerostall.cli.doctor import doctor
+from zerostall.cli.manager import manager
 from zerostall.cli.output import emit_error
 from zerostall.errors import ZerostallError
 
@@ -26,6 +27,7 @@ app.command("import")(moving.import_)
 app.command()(listing.pin)
 app.command()(listing.unpin)
 app.command()(doctor)
+app.command()(manager)
 app.add_typer(agent.app, name="agent")
 
 

@@ -1,0 +1,133 @@
+"""What this node holds, as the manager hears it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from zerostall.core import steps as names
+from zerostall.errors import ZerostallError
+from zerostall.telemetry import log
+from zerostall.wire import cluster as w
+from zerostall.wire.messages import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from zerostall.agent.berth import Berth
+    from zerostall.agent.run import Run
+    from zerostall.agent.service import Service
+    from zerostall.core.manifest import Manifest, Record
+    from zerostall.tiers.disk import DiskTier
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """One look at the node, taken on the agent's loop."""
+
+    runs: tuple[w.RunNote, ...]
+    disks: tuple[tuple[str, DiskTier], ...]
+    host_bytes: int
+    host_budget: int
+    sealed_bytes: int
+    stored_bytes: int
+    stalls: tuple[int, ...] = ()
+
+
+def attempt_of(made: Record | Manifest) -> str:
+    """What is equal for all images that may make a snapshot together: with one rank, when it was saved."""
+    return repr(made.created) if made.world == 1 else ""
+
+
+def take_census(service: Service) -> Census:
+    """What the node holds in memory now. On the loop's thread; reads no file."""
+    runs = [run for run in service.runs.values() if run.berths]
+    return Census(
+        runs=tuple(_run_note(run) for run in runs),
+        disks=tuple((run.folder.facts.run, run.folder.disk) for run in runs),
+        host_bytes=service.budget.lent,
+        host_budget=service.budget.limit,
+        sealed_bytes=sum(run.tally.sealed_bytes for run in runs),
+        stored_bytes=sum(run.tally.stored_bytes for run in runs),
+    )
+
+
+def _run_note(run: Run) -> w.RunNote:
+    return w.RunNote(
+        run=run.folder.facts.run,
+        where=plain(str(run.where))[-1000:],
+        world=run.world,
+        ranks=tuple(_rank_note(berth) for _, berth in sorted(run.berths.items())),
+        writing=run.writing,
+        error=plain(run.last_error)[:1000],
+    )
+
+
+def _rank_note(berth: Berth) -> w.RankNote:
+    copies = {
+        slot.step: copy_note(tier.record_of(slot.step), tier.name)
+        for tier in reversed(berth.tiers())
+        for slot in tier.slots.sealed()
+    }
+    return w.RankNote(
+        rank=berth.rank,
+        home=True,
+        trains=berth.client is not None,
+        copies=tuple(copies[step] for step in sorted(copies)),
+        nbytes=berth.current.layout.nbytes if berth.current else 0,
+    )
+
+
+def copy_note(record: Record, tier: str) -> w.CopyNote:
+    return w.CopyNote(
+        step=record.step, attempt=attempt_of(record), tier=tier, created=record.created, nbytes=record.nbytes
+    )
+
+
+class DiskCensus:
+    """The committed steps in the folders of the node's runs; on a thread of its own, since a disk may hang.
+
+    A manifest is read once for each time it is written.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], tuple[int, w.CopyNote]] = {}
+
+    def look(self, disks: tuple[tuple[str, DiskTier], ...]) -> Mapping[str, tuple[w.CopyNote, ...]]:
+        """The whole steps of each run. What cannot be read is left out: the manager must not count on it."""
+        found: dict[str, tuple[w.CopyNote, ...]] = {}
+        seen: dict[tuple[str, int], tuple[int, w.CopyNote]] = {}
+        for run, disk in disks:
+            notes: list[w.CopyNote] = []
+            try:
+                steps = disk.steps()
+            except OSError as error:
+                log.debug("%s cannot be listed: %s", disk.where, error)
+                steps = []
+            for step in steps:
+                try:
+                    written = (disk.where / names.step_folder(step) / names.MANIFEST).stat().st_mtime_ns
+                    known = self._known.get((run, step))
+                    if known is None or known[0] != written:
+                        known = (written, _whole_note(disk.manifest(step)))
+                except (ZerostallError, OSError):
+                    continue  # evicted meanwhile, or damaged: no copy
+                seen[run, step] = known
+                notes.append(known[1])
+            found[run] = tuple(notes)
+        self._known = seen
+        return found
+
+
+def _whole_note(manifest: Manifest) -> w.CopyNote:
+    nbytes = sum(facts.nbytes for facts in manifest.ranks)
+    return w.CopyNote(
+        step=manifest.step, attempt=attempt_of(manifest), tier="disk", created=manifest.created, nbytes=nbytes
+    )
+
+
+def joined(census: Census, whole: Mapping[str, tuple[w.CopyNote, ...]]) -> tuple[w.RunNote, ...]:
+    """Memory and disk in one."""
+    return tuple(msgspec.structs.replace(note, whole=whole.get(note.run, ())) for note in census.runs)

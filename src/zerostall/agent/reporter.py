@@ -1,0 +1,233 @@
+"""Tells the manager that this node is there and what it holds, and brings back what should be so.
+
+It has threads and a connection of its own. The agent's loop is asked for a look around by a posted call and never
+waited on for long; a trainer never comes near. Without a manager everything goes on: only its services are missing.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+import zerostall
+from zerostall.agent.holdings import Census, DiskCensus, joined, take_census
+from zerostall.errors import ManagerError, ZerostallError
+from zerostall.flow.worker import Worker
+from zerostall.telemetry import log
+from zerostall.wire import cluster as w
+from zerostall.wire import token
+from zerostall.wire.manager_link import ManagerLink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from zerostall.agent.service import Service
+    from zerostall.config import MemberSettings
+
+INTERVAL = 1.0
+_MOST_PAUSE = 5.0
+_LEAVE_SECONDS = 1.0
+
+
+class Reporter:
+    """The node's voice in the cluster.
+
+    Raises (on construction): CapabilityError when the token cannot be read.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        settings: MemberSettings,
+        *,
+        follow: Callable[[w.Answer], None] = lambda _: None,
+        guests: Callable[[], tuple[w.RunNote, ...]] = tuple,
+        moved: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        peer: str = "",
+    ) -> None:
+        self.epoch = 0
+        self._service = service
+        self._settings = settings
+        self._follow = follow
+        self._guests = guests
+        self._moved = moved
+        self._peer = peer
+        self._secret = token.read(settings.token_file)
+        self._link = self._connection(2.0)
+        self._instance = uuid.uuid4().hex
+        self._fenced = False
+        self._interval = INTERVAL
+        self._sequence = 0
+        self._version = 0
+        self._told = -1
+        self._plan = 0
+        self._heard = -1
+        self._held: tuple[w.RunNote, ...] = ()
+        self._census: Census | None = None
+        self._asked = False
+        self._looked = time.monotonic()
+        self._looks: queue.SimpleQueue[Census] = queue.SimpleQueue()
+        self._disk_census = DiskCensus()
+        self._whole: Mapping[str, tuple[w.CopyNote, ...]] = {}
+        self._disks = Worker("disk census", bound=2)
+        self._looking = False
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Say goodbye, if the manager is quick to hear it."""
+        self._stopping.set()
+        self._thread.join(2 * _LEAVE_SECONDS + 2.0)
+
+    def whereis(self, run: str, rank: int) -> tuple[w.LocatedCopy, ...]:
+        """Copies of a rank's images on other nodes, by a connection of its own: any thread.
+
+        Raises:
+            ManagerError: the manager cannot be reached.
+        """
+        link = self._connection(2.0)
+        try:
+            return link.post("whereis", w.WhereIs(self._settings.node, run, rank), w.Located).copies
+        finally:
+            link.close()
+
+    def _connection(self, timeout: float) -> ManagerLink:
+        return ManagerLink(
+            self._settings.manager, self._secret, timeout=timeout, authorities=self._settings.authorities
+        )
+
+    # ------------------------------------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        failures, said = 0, ""
+        while not self._stopping.is_set():
+            start = time.monotonic()
+            try:
+                self._beat()
+            except ZerostallError as error:
+                failures += 1
+                if str(error.args[0]) != said:
+                    said = str(error.args[0])
+                    log.warning("%s; training does not need it, it is tried again", said)
+            except Exception:  # noqa: BLE001 - whatever it is, the next heartbeat may be well
+                failures += 1
+                log.exception("a heartbeat failed")
+            else:
+                if failures:
+                    log.info("the manager at %s is heard again", self._settings.manager)
+                failures, said = 0, ""
+            pause = min(_MOST_PAUSE, self._interval * max(1, failures))
+            self._stopping.wait(max(0.0, pause - (time.monotonic() - start)))
+        self._leave()
+
+    def _beat(self) -> None:
+        self._look()
+        try:
+            if self.epoch == 0:
+                self._join()
+            answer = self._report()
+        except ManagerError as error:
+            if error.kind in ("fenced", "unknown"):
+                log.warning("%s; joining again", error.args[0])
+                self._fenced = self._fenced or error.kind == "fenced"
+                self._join()
+                answer = self._report()
+            elif error.kind == "late":
+                return
+            else:
+                raise
+        self._follow(answer)
+        self._heard = answer.sequence
+        if answer.plan is not None:
+            self._plan = answer.plan.version
+        if answer.tell_all:
+            self._told = -1
+        self._interval = min(60.0, max(0.05, answer.interval))
+
+    def _join(self) -> None:
+        request = w.Join(
+            node=self._settings.node,
+            instance=self._instance,
+            last_epoch=self.epoch,
+            fenced=self._fenced,
+            version=zerostall.__version__,
+            labels=self._settings.labels,
+            peer=self._peer,
+            offers=self._settings.replica_budget if self._peer else 0,
+        )
+        joined_in = self._link.post("join", request, w.Joined)
+        if joined_in.epoch != self.epoch:
+            log.info("node %s is in epoch %d of the cluster", self._settings.node, joined_in.epoch)
+        self.epoch, self._interval, self._fenced = joined_in.epoch, joined_in.interval, False
+        self._told, self._plan, self._heard = -1, 0, -1
+
+    def _report(self) -> w.Answer:
+        self._sequence += 1
+        census, (sent, received) = self._census, self._moved()
+        report = w.Report(
+            node=self._settings.node,
+            epoch=self.epoch,
+            sequence=self._sequence,
+            version=self._version,
+            held=self._held if self._told != self._version else None,
+            plan=self._plan,
+            heard=self._heard,
+            deaf=round(max(0.0, time.monotonic() - self._looked - self._interval), 1),
+            host_bytes=census.host_bytes if census else 0,
+            host_budget=census.host_budget if census else 0,
+            counters=w.Counters(
+                sealed_bytes=census.sealed_bytes if census else 0,
+                stored_bytes=census.stored_bytes if census else 0,
+                sent_bytes=sent,
+                received_bytes=received,
+                stalls=census.stalls if census else (),
+            ),
+        )
+        answer = self._link.post("report", report, w.Answer)
+        self._told = self._version
+        return answer
+
+    def _leave(self) -> None:
+        self._link.close()
+        link = self._connection(_LEAVE_SECONDS)
+        try:
+            if self.epoch:
+                link.post("leave", w.Leave(self._settings.node, self.epoch), w.Answer)
+        except ZerostallError as error:
+            log.info("left without a goodbye: %s", error.args[0])
+        finally:
+            link.close()
+
+    # ----------------------------------------------------------------------------------------------- looking
+
+    def _look(self) -> None:
+        """Have the loop look around; a loop that does not answer soon is reported as deaf, with what was last seen."""
+        if not self._asked:
+            self._asked = True
+            self._service.post(lambda: self._looks.put(take_census(self._service)))
+        try:
+            self._census = self._looks.get(timeout=self._interval / 2)
+        except queue.Empty:
+            return
+        self._asked = False
+        self._looked = time.monotonic()
+        if not self._looking:
+            self._looking = True
+            disks = self._census.disks
+            self._disks.submit(lambda: self._look_at(disks))
+        held = joined(self._census, self._whole) + self._guests()
+        if held != self._held:
+            self._held = held
+            self._version += 1
+
+    def _look_at(self, disks: tuple) -> None:
+        try:
+            self._whole = self._disk_census.look(disks)
+        finally:
+            self._looking = False

@@ -1,0 +1,360 @@
+"""What the manager knows and decides: messages and ticks in, answers and events out. No I/O and no clock of its own.
+
+The decisions themselves are the pure ones of `core`; here they meet what nodes say. One thread drives it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from zerostall.core import prefetch, rollback
+from zerostall.core.cluster import Change, Cluster, Health, Hearing, Patience
+from zerostall.core.placement import ImageId, Load, Placement, Site
+from zerostall.core.rollback import Holding, Home, Key, Standing, Steps, Target, Verdict
+from zerostall.core.topology import Place
+from zerostall.manager.rates import Rates
+from zerostall.manager.store import Batch, NodeRow, Remembered
+from zerostall.wire import cluster as w
+from zerostall.wire.state import Event
+
+if TYPE_CHECKING:
+    from zerostall.core.prefetch import Errands
+
+EVENTS_SHOWN = 1000
+FORGET_SECONDS = 24 * 3600.0
+
+
+@dataclass(slots=True)
+class Known:
+    """What a node's agent has said of itself, beside its health."""
+
+    join: w.Join
+    place: Place
+    since: float
+    report: w.Report | None = None
+    version: int = -1
+    runs: tuple[w.RunNote, ...] = ()
+    rates: Rates = field(default_factory=Rates)
+    plan: w.Plan = field(default_factory=lambda: w.Plan(0))
+    dirty: list[tuple[int | None, w.Dirty]] = field(default_factory=list)  # with the sequence it was first sent at
+
+    @property
+    def peer(self) -> w.Peer:
+        return w.Peer(self.join.node, self.join.peer)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What `core.placement.place` is to be asked; it may be answered on another thread."""
+
+    loads: tuple[Load, ...]
+    sites: dict[str, Site]
+    before: dict[ImageId, tuple[str, ...]]
+
+
+class Control:
+    """Everything the manager has in memory."""
+
+    def __init__(self, patience: Patience, remembered: Remembered) -> None:
+        self.cluster = Cluster(patience)
+        self.steps = Steps()
+        self.known: dict[str, Known] = {}
+        self.verdicts: dict[str, tuple[Verdict, ...]] = {}
+        self.targets: dict[str, Target] = {}
+        self.errands: dict[str, Errands] = {}
+        self.placement = Placement({}, {}, {})
+        self.events: deque[Event] = deque(remembered.events[-EVENTS_SHOWN:], maxlen=EVENTS_SHOWN)
+        self.wall = 0.0
+        self._batch = Batch()
+        self._sizes: dict[ImageId, int] = {}
+        self._unplaced = True
+        self._fetching: dict[str, list[w.Fetching]] = {}
+        self._gone_since: dict[str, float] = {}
+        self._next_event = remembered.events[-1].id + 1 if remembered.events else 1
+        self._plans = 0
+        for row in remembered.nodes:
+            self.cluster.recall(row.name, row.instance, row.epoch, present=row.present, retired=row.retired)
+        self.steps.marks.update(remembered.marks)
+
+    # ------------------------------------------------------------------------------------------------ messages
+
+    def join(self, message: w.Join, now: float) -> w.Joined | w.Refusal:
+        """An agent asks for its node; the answer may be given once what `take_batch` returns is stored."""
+        try:
+            place = Place.parse(message.labels)
+        except ValueError as error:
+            return w.Refusal("malformed", str(error))
+        admission = self.cluster.join(
+            message.node, message.instance, last_epoch=message.last_epoch, fenced=message.fenced
+        )
+        if admission.epoch is None:
+            self.tell("node", message.node, f"an agent was refused: {admission.reason}")
+            return w.Refusal("taken", admission.reason)
+        if admission.changed:
+            # What the agent before held counts until this one speaks: it may have taken the memory over.
+            self._remember(message.node)
+            self.tell("node", message.node, f"in epoch {admission.epoch}: {admission.reason}")
+        if admission.changed or message.node not in self.known:
+            self.known[message.node] = Known(message, place, now)
+        self._gone_since.pop(message.node, None)
+        self._unplaced = True
+        return w.Joined(epoch=admission.epoch, interval=self.cluster.patience.interval)
+
+    def report(self, message: w.Report, now: float) -> w.Answer | w.Refusal:
+        """A heartbeat, with what the node holds if that has changed."""
+        known = self.known.get(message.node)
+        if known is None:
+            return w.Refusal("unknown", f"node {message.node} has not joined since this manager started")
+        verdict = self.cluster.hear(message.node, message.epoch, message.sequence)
+        if verdict.hearing not in (Hearing.news, Hearing.repeated):
+            return w.Refusal(verdict.hearing.value, verdict.reason)
+        if verdict.hearing is Hearing.news:
+            known.report = message
+            known.rates.update(message.counters, now)
+            known.dirty = [(sent, dirty) for sent, dirty in known.dirty if sent is None or sent > message.heard]
+            if message.held is not None and message.version != known.version:
+                known.version, known.runs = message.version, message.held
+                self._take_in(known, message.held, now)
+        return self._answer(known, message)
+
+    def leave(self, message: w.Leave, now: float) -> w.Answer | w.Refusal:
+        """The agent of a node ends: what it held in memory is gone."""
+        change = self.cluster.leave(message.node, message.epoch)
+        if change is None:
+            return w.Refusal("fenced", f"node {message.node} is not in epoch {message.epoch}")
+        self._changed(change, now)
+        return w.Answer(sequence=0, interval=self.cluster.patience.interval)
+
+    def whereis(self, message: w.WhereIs) -> w.Located:
+        """Where a restore finds images of a rank: not on the node that asks, newest step first, nearest first."""
+        places = self._places()
+        clean = {verdict.key: verdict for verdict in self.verdicts.get(message.run, ())}
+        table = self.steps.runs.get(message.run)
+        found: list[tuple[int, int, w.LocatedCopy]] = []
+        for key in table.snapshots if table else ():
+            verdict = clean.get(key)
+            for node, tier in self.steps.holders(key, message.rank):
+                known = self.known.get(node)
+                if node == message.node or node not in places or known is None or not known.join.peer:
+                    continue
+                copy = w.LocatedCopy(
+                    step=key.step,
+                    attempt=key.attempt,
+                    tier=tier,
+                    peer=known.peer,
+                    clean=verdict is not None and verdict.standing is Standing.clean,
+                    reason=verdict.reason if verdict else "not judged yet",
+                )
+                far = prefetch.distance(message.node, (node, tier), places) if message.node in places else 0
+                found.append((-key.step, far, copy))
+        found.sort(key=lambda entry: (*entry[:2], entry[2].peer))
+        return w.Located(tuple(copy for _, _, copy in found))
+
+    # ------------------------------------------------------------------------------------------------- decisions
+
+    def tick(self, now: float, wall: float) -> None:
+        """Decide everything anew: who is there, what is clean, what must be fetched. A few times per interval."""
+        self.wall = wall
+        for change in self.cluster.judge(now):
+            self._changed(change, now)
+        for name in [name for name, since in self._gone_since.items() if now - since > FORGET_SECONDS]:
+            self._forget(name)
+        absent = {name: node.reason for name, node in self.cluster.nodes.items() if not node.present}
+        places = self._places()
+        spare = self._spare()
+        self._fetching = defaultdict(list)
+        for run in list(self.steps.runs):
+            self._judge(run, absent, places, spare, now)
+
+    def question(self) -> Question | None:
+        """What is to be placed anew; None while nothing has changed that matters."""
+        if not self._unplaced:
+            return None
+        self._unplaced = False
+        loads: list[Load] = []
+        before: dict[ImageId, tuple[str, ...]] = {}
+        for run, table in self.steps.runs.items():
+            held = self._replicas_held(run)
+            for rank, (home, _) in table.homes.items():
+                image = ImageId(run, rank)
+                node = self.cluster.nodes.get(home)
+                nbytes = self._sizes.get(image, 0)
+                if node is None or node.health is Health.left or not nbytes:
+                    continue
+                loads.append(Load(image, home, nbytes))
+                before[image] = self.placement.targets.get(image) or held.get(rank, ())
+        sites = {
+            name: Site(known.place, known.join.offers)
+            for name, known in self.known.items()
+            if self.cluster.nodes[name].present and known.join.peer and known.join.offers
+        }
+        return Question(tuple(loads), sites, before)
+
+    def placed(self, placement: Placement) -> None:
+        """The answer to `question`: every node whose part of it is another one gets a new plan."""
+        before, self.placement = self.placement, placement
+        partners: dict[str, list[w.Partner]] = defaultdict(list)
+        guests: dict[str, list[w.Guest]] = defaultdict(list)
+        for image, nodes in placement.targets.items():
+            home = self.steps.runs[image.run].homes[image.rank][0] if image.run in self.steps.runs else ""
+            peers = tuple(self.known[node].peer for node in nodes if node in self.known)
+            partners[home].append(w.Partner(image.run, image.rank, peers))
+            for peer in peers:
+                guests[peer.node].append(w.Guest(image.run, image.rank))
+        for name, known in self.known.items():
+            mine = tuple(sorted(partners[name], key=lambda partner: (partner.run, partner.rank)))
+            theirs = tuple(sorted(guests[name]))
+            if (mine, theirs) != (known.plan.partners, known.plan.guests):
+                self._plans += 1
+                known.plan = w.Plan(self._plans, mine, theirs)
+        if placement.moved:
+            image, reason = next(iter(placement.moved.items()))
+            more = f" and {len(placement.moved) - 1} more" if len(placement.moved) > 1 else ""
+            self.tell("replica", image.run, f"rank {image.rank}{more} placed anew: {reason}")
+        for image, reason in placement.short.items():
+            if before.short.get(image) != reason:
+                self.tell("replica", image.run, f"rank {image.rank}: {reason}")
+                break
+
+    def mark(self, key: Key, reason: str) -> None:
+        """A snapshot is dirty for good, and every node that has part of it is told."""
+        if key in self._batch.marks:
+            return
+        self.steps.mark(key, reason)
+        self._batch.marks[key] = reason
+        self.tell("dirty", key.run, f"{key} is dirty: {reason}")
+        note = w.Dirty(key.run, key.step, key.attempt, reason)
+        table = self.steps.runs.get(key.run)
+        holders = table.snapshots[key].holders.values() if table and key in table.snapshots else ()
+        for node in {node for places in holders for node, _ in places}:
+            if node in self.known:
+                self.known[node].dirty.append((None, note))
+
+    def tell(self, kind: str, subject: str, text: str) -> None:
+        """Say what has happened."""
+        event = Event(self._next_event, self.wall, kind, subject, text)
+        self._next_event += 1
+        self.events.append(event)
+        self._batch.events.append(event)
+
+    def take_batch(self) -> Batch:
+        """What is to be stored now."""
+        batch, self._batch = self._batch, Batch()
+        return batch
+
+    # ---------------------------------------------------------------------------------------------------- parts
+
+    def _judge(
+        self, run: str, absent: dict[str, str], places: dict[str, Place], spare: frozenset[str], now: float
+    ) -> None:
+        table = self.steps.runs[run]
+        known = {verdict.key: verdict.standing for verdict in self.verdicts.get(run, ())}
+        marked = {key for key, snapshot in table.snapshots.items() if snapshot.dirty}
+        verdicts = self.verdicts[run] = self.steps.judge(run, absent, now)
+        for verdict in verdicts:
+            if verdict.standing is Standing.dirty and verdict.key not in marked:
+                self.mark(verdict.key, verdict.reason)
+            elif verdict.standing is Standing.clean and known.get(verdict.key) is not Standing.clean:
+                self.tell("clean", run, f"{verdict.key} is clean: {verdict.reason}")
+        before, goal = self.targets.get(run), rollback.target(verdicts)
+        self.targets[run] = goal
+        broken = [rank for rank, (home, trains) in table.homes.items() if home in absent or not trains]
+        if goal.key is not None and broken:
+            if before is None or before.key != goal.key or self.errands.get(run) is None:
+                self.tell("rollback", run, f"{len(broken)} of {table.world} ranks do not train: {goal.reason}")
+            errands = self.errands[run] = prefetch.decide(self.steps, goal.key, places, spare)
+            for errand in errands.errands:
+                self._fetching[errand.node].append(
+                    w.Fetching(
+                        run=run,
+                        rank=errand.rank,
+                        step=errand.key.step,
+                        attempt=errand.key.attempt,
+                        source=self.known[errand.source].peer,
+                        tier=errand.tier,
+                        reason=errand.reason,
+                    )
+                )
+        else:
+            self.errands.pop(run, None)
+        if not table.snapshots and not any(trains for _, trains in table.homes.values()):
+            for each in (self.steps.runs, self.verdicts, self.targets, self.errands):
+                each.pop(run, None)
+
+    def _take_in(self, known: Known, runs: tuple[w.RunNote, ...], now: float) -> None:
+        homes: list[Home] = []
+        holdings: list[Holding] = []
+        for note in runs:
+            for copy in note.whole:
+                holdings.append(Holding(Key(note.run, copy.step, copy.attempt), rollback.ALL, copy.tier))
+            for rank in note.ranks:
+                if rank.home:
+                    homes.append(Home(note.run, rank.rank, note.world, rank.trains))
+                    image = ImageId(note.run, rank.rank)
+                    if self._sizes.get(image) != rank.nbytes:
+                        self._sizes[image] = rank.nbytes
+                        self._unplaced = True
+                for copy in rank.copies:
+                    holdings.append(Holding(Key(note.run, copy.step, copy.attempt), rank.rank, copy.tier))
+        before = {home.rank: self._home(home) for home in homes}
+        self.steps.say(known.join.node, homes, holdings, now)
+        self._unplaced = self._unplaced or any(self._home(home) != before[home.rank] for home in homes)
+
+    def _home(self, home: Home) -> str:
+        table = self.steps.runs.get(home.run)
+        return table.homes.get(home.rank, ("", False))[0] if table else ""
+
+    def _answer(self, known: Known, message: w.Report) -> w.Answer:
+        known.dirty = [(message.sequence if sent is None else sent, dirty) for sent, dirty in known.dirty]
+        return w.Answer(
+            sequence=message.sequence,
+            interval=self.cluster.patience.interval,
+            tell_all=message.version != known.version,
+            plan=known.plan if known.plan.version != message.plan else None,
+            fetching=tuple(self._fetching.get(message.node, ())),
+            dirty=tuple(dirty for _, dirty in known.dirty),
+        )
+
+    def _changed(self, change: Change, now: float) -> None:
+        self.tell("node", change.node, f"{change.was.value} → {change.now.value}: {change.reason}")
+        if change.now in (Health.lost, Health.left):
+            self.steps.gone(change.node, now)
+            self._gone_since[change.node] = now
+            self._remember(change.node)
+            self._unplaced = True
+
+    def _forget(self, name: str) -> None:
+        self._gone_since.pop(name)
+        self.cluster.forget(name)
+        self.known.pop(name, None)
+        self._batch.nodes.pop(name, None)
+        self._batch.forgotten.add(name)
+        self.tell("node", name, "forgotten: it has not been there for a day")
+
+    def _remember(self, name: str) -> None:
+        node = self.cluster.nodes[name]
+        self._batch.nodes[name] = NodeRow(name, node.instance, node.epoch, node.present, tuple(node.retired))
+
+    def _places(self) -> dict[str, Place]:
+        return {name: known.place for name, known in self.known.items() if self.cluster.nodes[name].present}
+
+    def _spare(self) -> frozenset[str]:
+        """Nodes on which nothing trains or did last."""
+        taken = {home for table in self.steps.runs.values() for home, _ in table.homes.values()}
+        return frozenset(
+            name
+            for name, known in self.known.items()
+            if name not in taken and self.cluster.nodes[name].present and known.join.peer
+        )
+
+    def _replicas_held(self, run: str) -> dict[int, tuple[str, ...]]:
+        """Where replicas of each rank are already: what is known of a placement when this process is new."""
+        if any(image.run == run for image in self.placement.targets):
+            return {}
+        held: dict[int, set[str]] = defaultdict(set)
+        for snapshot in self.steps.runs[run].snapshots.values():
+            for rank, holders in snapshot.holders.items():
+                held[rank].update(node for node, tier in holders if tier == "replica")
+        return {rank: tuple(sorted(nodes)) for rank, nodes in held.items()}

@@ -1,0 +1,95 @@
+"""What the manager shows of the cluster: the one document behind the page, the commands and the metrics.
+
+GET /v1/state      State
+GET /v1/events     events, `?after=ID`
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class View(msgspec.Struct, frozen=True):
+    """A part of the document."""
+
+
+class Event(View, frozen=True):
+    """Something that happened, in words, with the reason. `at` is in seconds since 1970, on the manager's clock."""
+
+    id: int
+    at: float
+    kind: str
+    subject: str
+    text: str
+
+
+class NodeView(View, frozen=True, kw_only=True):
+    """A node; `silent` in seconds, rates in bytes a second."""
+
+    name: str
+    health: str
+    reason: str
+    silent: float
+    epoch: int
+    labels: str
+    version: str
+    ranks: int
+    training: int
+    replicas: int
+    host_bytes: int
+    host_budget: int
+    deaf: float
+    writing: tuple[int, ...]
+    error: str
+    sealed_rate: float
+    stored_rate: float
+    sent_rate: float
+    received_rate: float
+
+
+class SnapshotView(View, frozen=True):
+    """A snapshot; `tiers` maps a tier to how many ranks' images it has, `age` is in seconds since it was first seen."""
+
+    step: int
+    attempt: str
+    standing: str
+    reason: str
+    have: int
+    tiers: dict[str, int]
+    age: float
+
+
+class RunView(View, frozen=True, kw_only=True):
+    """A run.
+
+    Attributes:
+        target, target_reason: the step that training would go back to now, and why.
+        rpo: seconds of training that would be lost with it; None while there is none.
+    """
+
+    run: str
+    where: str
+    world: int
+    training: int
+    nodes: int
+    target: int | None
+    target_reason: str
+    rpo: float | None
+    replicated: int
+    snapshots: tuple[SnapshotView, ...]
+    waiting: tuple[str, ...] = ()
+
+
+class State(View, frozen=True, kw_only=True):
+    """The cluster now; `now` in seconds since 1970, `stalls` by the buckets whose upper bounds are `stall_bounds`."""
+
+    now: float
+    uptime: float
+    version: str
+    interval: float
+    nodes: tuple[NodeView, ...]
+    runs: tuple[RunView, ...]
+    events: tuple[Event, ...]
+    stall_bounds: tuple[float, ...]
+    stalls: tuple[int, ...]
+    decision_ms: float

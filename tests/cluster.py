@@ -1,0 +1,124 @@
+"""A cluster on this machine: a manager and several agents, each with a runtime folder and a node name of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from hand import wait_until
+from zerostall.errors import ManagerError
+from zerostall.wire import token
+from zerostall.wire.manager_link import ManagerLink
+from zerostall.wire.state import NodeView, RunView, State
+
+SECONDS = 60.0
+
+
+class Manager:
+    """A `zerostall manager` process; `restart` gives it the same port and state."""
+
+    def __init__(self, folder: Path, environment: dict[str, str], *options: str) -> None:
+        self.folder = folder
+        self.token_file = folder / "token"
+        self._environment = environment
+        self._options = options
+        self.port = 0
+        self.process: subprocess.Popen[str] | None = None
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "zerostall.cli", "manager", "--port", str(self.port)]
+        command += ["--state", str(self.folder / "state"), "--token-file", str(self.token_file), *self._options]
+        with (self.folder / "manager.log").open("a") as log:
+            self.process = subprocess.Popen(
+                command, env=self._environment, stdout=subprocess.PIPE, stderr=log, text=True, bufsize=1
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        found = re.search(r"manager at (https?://\S+?:(\d+));", line)
+        assert found, f"{line!r}\n{self.log()}"
+        self.url, self.port = found[1], int(found[2])
+
+    def log(self) -> str:
+        return (self.folder / "manager.log").read_text()
+
+    def link(self) -> ManagerLink:
+        authorities = self.folder / "certificate.pem"
+        return ManagerLink(
+            self.url,
+            token.read(self.token_file),
+            timeout=30.0,
+            authorities=authorities if authorities.exists() else None,
+        )
+
+    def state(self) -> State:
+        link = self.link()
+        try:
+            return link.get("state", State)
+        finally:
+            link.close()
+
+    def node(self, name: str) -> NodeView | None:
+        return next((node for node in self.state().nodes if node.name == name), None)
+
+    def run(self) -> RunView | None:
+        """The one run there is."""
+        return next(iter(self.state().runs), None)
+
+    def until_health(self, name: str, health: str) -> None:
+        wait_until(lambda: (node := self.node(name)) is not None and node.health == health, SECONDS)
+
+    def until_clean(self, step: int) -> None:
+        wait_until(lambda: (run := self.run()) is not None and run.target == step, SECONDS)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout:
+            self.process.stdout.close()
+
+    def close(self) -> None:
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        if self.process.stdout:
+            self.process.stdout.close()
+
+
+def refused(link: ManagerLink, call: str, message: object) -> str:
+    """The kind of refusal that a message meets."""
+    try:
+        link.post(call, message, object)  # pyright: ignore[reportArgumentType]
+    except ManagerError as error:
+        return error.kind
+    return ""
+
+
+def member_environment(environment: dict[str, str], manager: Manager, node: str, folder: Path) -> dict[str, str]:
+    """What an agent of that node is started with."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return {
+        **environment,
+        "ZEROSTALL_RUNTIME_DIR": str(folder),
+        "ZEROSTALL_MANAGER": manager.url,
+        "ZEROSTALL_TOKEN_FILE": str(manager.token_file),
+        "ZEROSTALL_NODE": node,
+        "ZEROSTALL_HOST_BUDGET": "256M",
+    }
+
+
+def use(environment: dict[str, str], monkeypatch) -> Path:
+    """Have this process start and reach the agent of that node; its runtime folder."""
+    for name, value in environment.items():
+        if name.startswith("ZEROSTALL_"):
+            monkeypatch.setenv(name, value)
+    return Path(os.environ["ZEROSTALL_RUNTIME_DIR"])

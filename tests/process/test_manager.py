@@ -1,0 +1,203 @@
+"""`zerostall manager` with real agents: who is there, what is clean, and who is refused."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster import Manager, member_environment, refused, use
+from conftest import stop_agent
+from hand import HandTrainer, agent_pid, close_all, kill_agent, wait_until
+from zerostall.wire import cluster as w
+from zerostall.wire import token
+from zerostall.wire.manager_link import ManagerLink
+
+Agents = Callable[[str], Path]
+
+
+# Nodes are heard often. Only where a test loses one is silence short: a machine that is busy must lose none by itself.
+PATIENT = ("--interval", "0.1", "--suspect-after", "60", "--lost-after", "90")
+QUICK = ("--interval", "0.1", "--suspect-after", "0.6", "--lost-after", "1.5")
+
+
+@pytest.fixture
+def manager(tmp_path: Path, agent_environment: dict[str, str], request: pytest.FixtureRequest) -> Iterator[Manager]:
+    folder = tmp_path / "manager"
+    folder.mkdir()
+    started = Manager(folder, agent_environment, *getattr(request, "param", PATIENT))
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def agents(
+    manager: Manager, tmp_path: Path, agent_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Agents]:
+    """Makes this process use the agent of a node; its runtime folder."""
+    folders: list[Path] = []
+
+    def of(node: str) -> Path:
+        folders.append(tmp_path / node)
+        return use(member_environment(agent_environment, manager, node, folders[-1]), monkeypatch)
+
+    yield of
+    close_all()
+    for folder in folders:
+        stop_agent(folder)
+
+
+@pytest.mark.parametrize("manager", [QUICK], indirect=True, ids=["quick"])
+def test_an_agent_reports_what_it_has_and_a_silent_one_is_lost_until_it_speaks(
+    manager: Manager, agents: Agents, tmp_path: Path
+) -> None:
+    folder = agents("n1")
+    trainer = HandTrainer(folder, tmp_path / "run")
+    trainer.lease()
+    trainer.seal(7, promise=True)
+    manager.until_clean(7)
+    run = manager.run()
+    assert run is not None and (run.training, run.world) == (1, 1) and run.where == str(tmp_path / "run")
+    wait_until(lambda: "disk" in manager.run().snapshots[0].tiers)
+    epoch = manager.node("n1").epoch
+
+    pid = agent_pid(folder)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        manager.until_health("n1", "lost")
+        assert manager.run() is None or manager.run().target is None
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    manager.until_health("n1", "alive")
+    assert manager.node("n1").epoch > epoch
+    manager.until_clean(7)
+    events = [event.text for event in manager.state().events if event.subject == "n1"]
+    assert any("suspected → lost: silent for" in text for text in events)
+    assert any("came back after it was lost" in text for text in events)
+
+
+def test_a_new_agent_takes_over_the_node_and_a_goodbye_is_heard(
+    manager: Manager, agents: Agents, tmp_path: Path
+) -> None:
+    folder = agents("n1")
+    trainer = HandTrainer(folder, tmp_path / "run")
+    manager.until_health("n1", "alive")
+    kill_agent(folder)
+    trainer.leave()
+    again = HandTrainer(folder, tmp_path / "run")
+    wait_until(lambda: manager.node("n1").epoch == 2)
+    again.leave()
+    os.kill(agent_pid(folder), signal.SIGTERM)
+    manager.until_health("n1", "left")
+
+
+def test_without_a_manager_training_goes_on_and_a_new_one_hears_it_all_again(
+    manager: Manager, agents: Agents, tmp_path: Path
+) -> None:
+    folder = agents("n1")
+    trainer = HandTrainer(folder, tmp_path / "run")
+    trainer.lease()
+    trainer.seal(1)
+    manager.until_clean(1)
+    manager.kill()
+    trainer.seal(2, promise=True)
+    assert trainer.copies() >= {(2, "host", True)}
+    manager.start()
+    manager.until_clean(2)
+    assert manager.node("n1").epoch == 1  # the same agent in the same epoch
+    assert any(event.text.startswith("step 1 is clean") for event in manager.state().events)  # what was is remembered
+
+
+def test_a_manager_that_never_is_there_costs_nothing(
+    agent_environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = tmp_path / "token"
+    token.make(secret)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("ZEROSTALL_MANAGER", f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        monkeypatch.setenv("ZEROSTALL_TOKEN_FILE", str(secret))
+        folder = Path(agent_environment["ZEROSTALL_RUNTIME_DIR"])
+        trainer = HandTrainer(folder, tmp_path / "run")
+        trainer.lease()
+        made = trainer.seal(3)
+        assert trainer.fetch(3, "host") == made.bytes
+        close_all()
+
+
+def test_who_is_refused(manager: Manager) -> None:
+    link = manager.link()
+    join = w.Join(node="n1", instance="a")
+    assert link.post("join", join, w.Joined).epoch == 1
+    first = w.Report(node="n1", epoch=1, sequence=1, version=0, held=())
+    assert link.post("report", first, w.Answer).sequence == 1
+    link.post("report", w.Report(node="n1", epoch=1, sequence=2, version=0), w.Answer)
+    assert refused(link, "report", first) == "late"  # said again by somebody who listened
+    assert refused(link, "report", w.Report(node="n2", epoch=1, sequence=1, version=0)) == "unknown"
+    assert link.post("join", w.Join(node="n1", instance="b"), w.Joined).epoch == 2
+    assert refused(link, "report", w.Report(node="n1", epoch=1, sequence=3, version=0)) == "fenced"
+    assert refused(link, "join", w.Join(node="n1", instance="a", last_epoch=1, fenced=True)) == "taken"
+    for name in ("../n1", "", "n" * 200, "a b", "<script>"):
+        assert refused(link, "join", w.Join(node=name, instance="a")) == "malformed"
+    assert refused(link, "join", w.Join(node="n3", instance="c", labels="rack=../x")) == "malformed"
+    link.close()
+
+    stranger = ManagerLink(manager.url, "not the token at all", timeout=30.0)
+    assert refused(stranger, "join", join) == "token"
+    stranger.close()
+    assert token.read(manager.token_file) not in manager.log()
+    assert "requests without the token" in manager.log() and "not the token at all" not in manager.log()
+
+
+def ask(manager: Manager, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", manager.port, timeout=30)
+    connection.request(method, path, body, {"Authorization": f"Bearer {token.read(manager.token_file)}", **headers})
+    answer = connection.getresponse()
+    try:
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def test_what_is_refused_by_its_form(manager: Manager) -> None:
+    assert ask(manager, "GET", "/v1/state", Authorization="")[0] == 401
+    assert ask(manager, "GET", "/metrics", Authorization="Bearer")[0] == 401
+    assert ask(manager, "GET", "/healthz", Authorization="") == (200, b"ok\n")
+    assert ask(manager, "GET", "/v1/../../etc/passwd")[0] == 404
+    assert ask(manager, "GET", "/v1/events?after=x")[0] == 400
+    status, body = ask(manager, "POST", "/v1/report", b"{" * 1000)
+    assert status == 400 and json.loads(body)["kind"] == "malformed"
+    status, body = ask(manager, "POST", "/v1/report", b" " * (w.MOST_BYTES + 1))
+    assert status == 413 and json.loads(body)["kind"] == "oversized"
+    assert ask(manager, "GET", "/v1/state")[0] == 200  # and it goes on
+
+
+def test_a_token_that_others_can_read_is_not_used(tmp_path: Path) -> None:
+    from zerostall.errors import CapabilityError
+
+    secret = tmp_path / "token"
+    token.make(secret)
+    assert secret.stat().st_mode & 0o777 == 0o600 and len(token.read(secret)) > 32
+    secret.chmod(0o640)
+    with pytest.raises(CapabilityError, match="others can read"):
+        token.read(secret)
+    secret.chmod(0o600)
+    secret.write_text("short")
+    with pytest.raises(CapabilityError, match="holds no token"):
+        token.read(secret)
+
+
+def test_one_manager_a_state_folder(manager: Manager, agent_environment: dict[str, str]) -> None:
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "zerostall.cli", "manager", "--port", "0"]
+    command += ["--state", str(manager.folder / "state"), "--token-file", str(manager.token_file)]
+    done = subprocess.run(command, env=agent_environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "another manager runs" in done.stderr and "Traceback" not in done.stderr
