@@ -82,8 +82,15 @@ def prune(disk: DiskTier, keep: Keep, protected: frozenset[int]) -> tuple[int, .
     """Evict what retention does not keep and what could not be removed before; never raises. Returns the evicted."""
     evicted: tuple[int, ...] = ()
     try:
-        facts = [_facts(disk, step) for step in disk.steps()]
+        # A run may keep thousands of steps: a file is opened only for a rule that asks for what is in it, and only the
+        # pins of those that would go are looked for.
+        measured = keep.best is not None
+        facts = [StepFacts(step, metric=_metric(disk, step) if measured else None) for step in disk.steps()]
         rewound = [StepFacts(step, pinned=disk.pinned(step, rewound=True)) for step in disk.rewound()]
+        going = set(retention.decide(facts, keep, protected, rewound=rewound).evict)
+        facts = [
+            StepFacts(fact.step, fact.metric, pinned=fact.step in going and disk.pinned(fact.step)) for fact in facts
+        ]
         decision = retention.decide(facts, keep, protected, rewound=rewound)
         for step in decision.forget:
             log.info("%s: step %d, set aside, goes: %s", disk.where, step, decision.forget_reasons.get(step, ""))
@@ -98,9 +105,8 @@ def prune(disk: DiskTier, keep: Keep, protected: frozenset[int]) -> tuple[int, .
     return evicted
 
 
-def _facts(disk: DiskTier, step: int) -> StepFacts:
+def _metric(disk: DiskTier, step: int) -> float | None:
     try:
-        metric = disk.manifest(step).metric
+        return disk.metric(step)
     except (CorruptError, FormatError, OSError):
-        metric = None  # a damaged step is as old as its number says, and best at nothing
-    return StepFacts(step, metric=metric, pinned=disk.pinned(step))
+        return None  # a damaged step is as old as its number says, and best at nothing

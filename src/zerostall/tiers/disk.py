@@ -57,6 +57,7 @@ class DiskTier:
         self._staging: dict[int, Path] = {}
         self._drafts: set[int] = set()
         self._left: set[Path] = set()
+        self._metrics: dict[int, tuple[tuple[int, int], float | None]] = {}
 
     # -------------------------------------------------------------------------------------------------- verbs
 
@@ -157,6 +158,7 @@ class DiskTier:
     def evict(self, step: int) -> None:
         """A failure is logged, never raised: what is left over is invisible and goes with the next start."""
         folder = self._folder(step)
+        self._metrics.pop(step, None)
         if discard(folder / names.MANIFEST):
             self._remove(folder)
 
@@ -181,6 +183,15 @@ class DiskTier:
         folder = self.where / names.rewound_folder(step) if rewound else self._folder(step)
         return (folder / names.PINNED).exists()
 
+    def metric(self, step: int) -> float | None:
+        """What the step is worth; each manifest is read once, and again where it is another file."""
+        facts = (self._folder(step) / names.MANIFEST).lstat()
+        which = (facts.st_ino, facts.st_mtime_ns)
+        known = self._metrics.get(step)
+        if known is None or known[0] != which:
+            known = self._metrics[step] = (which, self.manifest(step).metric)
+        return known[1]
+
     def created(self, step: int, rank: int | None = None) -> float:
         """When the committed step (or one rank's image of it) was saved; 0.0 if it cannot say.
 
@@ -194,6 +205,8 @@ class DiskTier:
     def set_aside(self, past: Iterable[Past]) -> list[int]:
         """Rename these very steps so that they count no longer: the run has left the past they belong to."""
         known = set(past)
+        if not known:
+            return []
         numbers = {one.step for one in known}
         aside = [step for step in self.steps() if step in numbers and Past(step, self.created(step)) in known]
         for step in aside:
