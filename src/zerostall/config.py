@@ -171,6 +171,15 @@ def token_file() -> Path:
     return (Path(base) if base else Path.home() / ".config") / "zerostall" / "token"
 
 
+def umask() -> int | None:
+    """This process's umask, read without setting it, which would be seen by other threads; None if it cannot be."""
+    try:
+        found = re.search(r"^Umask:\s*([0-7]+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1], 8) if found else None
+
+
 def memory_limit() -> int:
     """Bytes of memory this process may use: the machine's, or its control group's when that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

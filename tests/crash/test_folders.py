@@ -55,7 +55,7 @@ def test_nothing_is_written_elsewhere(
 
 @pytest.mark.parametrize("mask", [0o022, 0o002, 0o077, 0o027])
 def test_modes_follow_the_umask(start_agent: StartAgent, tmp_path: Path, mask: int) -> None:
-    """Case A12. The agent that the trainer starts has the trainer's umask."""
+    """Temporary files that are made 0600 and renamed would keep others out."""
     before = os.umask(mask)
     try:
         where = tmp_path / "a" / "run"
@@ -67,6 +67,28 @@ def test_modes_follow_the_umask(start_agent: StartAgent, tmp_path: Path, mask: i
     for path in [tmp_path / "a", where, *where.rglob("*")]:
         mode = stat.S_IMODE(path.stat().st_mode)
         assert mode == (0o777 if path.is_dir() else 0o666) & ~mask, f"{path}: {mode:o}"
+
+
+def test_the_umask_of_who_started_the_agent_does_not_matter(folder: Path, tmp_path: Path) -> None:
+    """What is the agent's is its owner's alone; what is a run's has the modes that its own trainer asks for."""
+    before = os.umask(0)
+    try:
+        with Run(tmp_path / "open" / "run") as run:  # no agent listens yet: this starts one
+            run.save().wait()
+        for name, mask in (("shared", 0o002), ("private", 0o077)):
+            os.umask(mask)
+            with Run(tmp_path / name / "run", keep=1) as run:
+                run.save().wait()
+                run.save(pin=True).wait()
+    finally:
+        os.umask(before)
+    for name, mask in (("open", 0), ("shared", 0o002), ("private", 0o077)):
+        for path in [tmp_path / name, *(tmp_path / name).rglob("*")]:
+            mode = stat.S_IMODE(path.stat().st_mode)
+            assert mode == (0o777 if path.is_dir() else 0o666) & ~mask, f"{path}: {mode:o}"
+    for path in [folder, *folder.rglob("*")]:
+        assert stat.S_IMODE(path.lstat().st_mode) & 0o077 == 0, f"{path}: {path.lstat().st_mode:o}"
+    assert {path.suffix for path in folder.iterdir()} >= {".sock", ".lock", ".log"}
 
 
 def test_the_group_of_a_shared_folder_is_kept(agent: Child, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from zerostall.flow.folder_lock import FolderLock
 from zerostall.telemetry import log
 from zerostall.tiers.disk import DiskTier
 from zerostall.tiers.files import make_folder, read_file, storage_errors, write_whole
+from zerostall.tiers.modes import OWN, Modes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,9 +38,15 @@ class RunFolder:
         self.where = where
         self.disk = DiskTier(where, pool)
         self.on_disk: set[int] = set()
+        self._modes = OWN
         self._lock: FolderLock | None = None
         self._name_lost = False
         self.facts = RunFacts(run="unread", name="", fingerprint=layouts.fingerprint([]))
+
+    def use(self, modes: Modes) -> None:
+        """From now on, what is made gets these modes."""
+        self._modes = modes
+        self.disk.use(modes)
 
     def taken(self) -> bool:
         return self._lock is not None
@@ -58,8 +65,8 @@ class RunFolder:
         """
         self.let_go()
         with storage_errors(self.where, "the run's folder", 0):
-            make_folder(self.where)
-            self._lock = FolderLock(self.where)
+            make_folder(self.where, self._modes)
+            self._lock = FolderLock(self.where, self._modes)
             self._name_lost = False
             try:
                 self._read_facts()
@@ -84,10 +91,10 @@ class RunFolder:
                 other = manifests.decode_run(read_file(self.where / names.RUN)).run
                 if other != self.facts.run:
                     raise RunMismatchError(f"{self.where} has become the folder of another run, {other}")
-            make_folder(self.where)
+            make_folder(self.where, self._modes)
             if not self._owns_lock():
                 self.let_go()
-                self._lock = FolderLock(self.where)
+                self._lock = FolderLock(self.where, self._modes)
             self._write_facts(self.facts)
         log.warning("%s: the folder, its lock or run.json was gone and is made anew", self.where)
 
@@ -164,5 +171,5 @@ class RunFolder:
     def _write_facts(self, facts: RunFacts) -> None:
         data = manifests.encode_run(facts)
         with storage_errors(self.where / names.RUN, "the run's name", len(data)):
-            write_whole(self.where / names.RUN, data)
+            write_whole(self.where / names.RUN, data, self._modes)
         self.facts = facts

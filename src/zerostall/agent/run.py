@@ -27,6 +27,7 @@ from zerostall.errors import (
 from zerostall.flow.persist import Order, Outcome, persist, prune
 from zerostall.flow.worker import Worker
 from zerostall.telemetry import log
+from zerostall.tiers.modes import Modes
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ class Run:
             )
         if hello.world != self.world and any(berth.client for berth in self.berths.values()):
             raise RunMismatchError(f"{self.where} runs with {self.world} ranks now, this trainer says {hello.world}")
+        if hello.umask is not None:
+            self.folder.use(Modes(hello.umask))
         if not self.folder.taken() or not self.folder.same():
             self.folder.take()
             self._forget_strangers()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from zerostall.errors import RunBusyError
 from zerostall.telemetry import say_once
+from zerostall.tiers.modes import OWN, Modes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,8 +26,8 @@ class FolderLock:
         RunBusyError: another process holds it.
     """
 
-    def __init__(self, where: Path) -> None:
-        self._fd = os.open(where / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    def __init__(self, where: Path, modes: Modes = OWN) -> None:
+        self._fd = _opened(where / LOCK, modes)
         try:
             if not self._lock():
                 self.close()
@@ -60,3 +61,13 @@ class FolderLock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _opened(path: Path, modes: Modes) -> int:
+    """The file, made if need be; only then is its mode ours to set."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    except FileExistsError:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    modes.file(fd)
+    return fd

@@ -23,6 +23,7 @@ from zerostall.tiers.contract import Image, Stored
 from zerostall.tiers.files import (
     discard,
     fsync_folder,
+    make_folder,
     opened,
     read_file,
     remove_tree,
@@ -32,6 +33,7 @@ from zerostall.tiers.files import (
     write_whole,
 )
 from zerostall.tiers.layout_files import LayoutFiles
+from zerostall.tiers.modes import OWN, Modes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,11 +55,16 @@ class DiskTier:
         self.where = where
         self._pool = pool
         self._direct = direct
+        self._modes = OWN
         self._layouts = LayoutFiles(where)
         self._staging: dict[int, Path] = {}
         self._drafts: set[int] = set()
         self._left: set[Path] = set()
         self._metrics: dict[int, tuple[tuple[int, int], float | None]] = {}
+
+    def use(self, modes: Modes) -> None:
+        """From now on, what is made gets these modes."""
+        self._modes = self._layouts.modes = modes
 
     # -------------------------------------------------------------------------------------------------- verbs
 
@@ -65,11 +72,16 @@ class DiskTier:
         step = image.record.step
         folder = self._draft_folder(step)
         with storage_errors(folder, f"step {step}", image.layout.nbytes):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.where, self._modes)
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                self._modes.folder(folder)
             self._layouts.write(image.layout)
             require_room(self.where, image.layout.nbytes)
             self._write_image(folder / names.image_file(image.record.rank), image)
-            write_file(folder / names.record_file(image.record.rank), manifests.encode_record(image.record))
+            write_file(
+                folder / names.record_file(image.record.rank), manifests.encode_record(image.record), self._modes
+            )
             fsync_folder(folder)
 
     def commit(self, manifest: Manifest, *, replace: bool = False, pin: bool = False) -> None:
@@ -88,8 +100,8 @@ class DiskTier:
         data = manifests.encode_manifest(manifest)
         with storage_errors(folder, f"step {manifest.step}", len(data)):
             if pin:
-                write_file(folder / names.PINNED, b"")
-            write_whole(folder / names.MANIFEST, data)
+                write_file(folder / names.PINNED, b"", self._modes)
+            write_whole(folder / names.MANIFEST, data, self._modes)
             if folder != final:
                 self._swap(folder, final)
             fsync_folder(self.where)
@@ -174,7 +186,7 @@ class DiskTier:
         if pinned:
             if step not in self.steps():
                 raise SnapshotNotFoundError(f"no step {step} in {self.where}")
-            write_file(marker, b"")
+            write_file(marker, b"", self._modes)
         else:
             marker.unlink(missing_ok=True)
         fsync_folder(marker.parent)
@@ -311,6 +323,7 @@ class DiskTier:
     def _write_image(self, path: Path, image: Image) -> None:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
+            self._modes.file(fd)
             write = native.FileWrite(
                 self._pool,
                 fd,

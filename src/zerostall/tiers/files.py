@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from zerostall.core import steps as names
 from zerostall.errors import FormatError, StorageError
 from zerostall.telemetry import log, say_once
+from zerostall.tiers.modes import OWN, Modes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,10 +104,11 @@ def opened(path: Path):
         os.close(fd)
 
 
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes, modes: Modes = OWN) -> None:
     """Write a small file and fsync it."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
+        modes.file(fd)
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
@@ -115,11 +117,11 @@ def write_file(path: Path, data: bytes) -> None:
         os.close(fd)
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes, modes: Modes = OWN) -> None:
     """Write a small file so that it is there whole or not at all, and durable."""
     partial = path.with_name(names.partial_file(path.name, secrets.token_hex(4)))
     try:
-        write_file(partial, data)
+        write_file(partial, data, modes)
         partial.rename(path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -128,11 +130,13 @@ def write_whole(path: Path, data: bytes) -> None:
     fsync_folder(path.parent)
 
 
-def make_folder(folder: Path) -> None:
+def make_folder(folder: Path, modes: Modes = OWN) -> None:
     """Create a folder and what is missing above it, all of it durable."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
-        path.mkdir(exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            modes.folder(path)
         try:
             fsync_folder(path.parent)
         except PermissionError as error:  # one may create in a folder that one may not open

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from zerostall.core import layout as layouts
@@ -9,6 +10,7 @@ from zerostall.core import steps as names
 from zerostall.errors import CorruptError, FormatError, StorageError
 from zerostall.telemetry import say_once
 from zerostall.tiers.files import fsync_folder, read_file, write_whole
+from zerostall.tiers.modes import OWN
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +22,7 @@ class LayoutFiles:
     """Reads each layout once, and makes sure once that both of its files are good."""
 
     def __init__(self, where: Path) -> None:
+        self.modes = OWN
         self._where = where
         self._known: dict[str, Layout] = {}
         self._sound: set[str] = set()
@@ -39,11 +42,13 @@ class LayoutFiles:
         first, spare = self._paths(layout.digest)
         if layout.digest in self._sound and first.exists():
             return
-        first.parent.mkdir(exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            first.parent.mkdir()
+            self.modes.folder(first.parent)
         data = layouts.encode(layout)
         for path in (first, spare):
             if not _holds(path, data):
-                write_whole(path, data)
+                write_whole(path, data, self.modes)
         fsync_folder(self._where)
         self._known[layout.digest] = layout
         self._sound.add(layout.digest)

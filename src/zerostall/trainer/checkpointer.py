@@ -12,7 +12,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerostall.config import Frozen, IfExists, Policy, WhenBusy, runtime_dir
+from zerostall.config import Frozen, IfExists, Policy, WhenBusy, runtime_dir, umask
 from zerostall.errors import AgentError, WaitTimeoutError, ZerostallError
 from zerostall.telemetry import Stats, log
 from zerostall.trainer import restore as restoring
@@ -143,6 +143,7 @@ class Checkpointer:
             world=self._world.size,
             rules=self._options.rules(),
             run=run,
+            umask=umask(),
         )
         with self._world.excused("Checkpointer(...)"):
             self._link = Link(runtime_dir(), hello, _Ear(self))

@@ -49,7 +49,7 @@ class Rules(msgspec.Struct, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """The first message of a trainer: which rank of which run it is."""
+    """The first message of a trainer: which rank of which run it is, and its umask, for what is written for it."""
 
     id: int
     protocol: int
@@ -59,6 +59,7 @@ class Hello(Message, frozen=True):
     world: int
     rules: Rules
     run: str | None = None
+    umask: int | None = None
 
 
 class Lease(Message, frozen=True):

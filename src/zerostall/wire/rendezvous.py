@@ -39,7 +39,10 @@ def private_folder(folder: Path) -> Path:
     Raises:
         CapabilityError: it belongs to somebody else or others can enter it.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+            path.chmod(0o700)  # whatever the umask took away
     facts = folder.lstat()
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
         raise CapabilityError(
@@ -126,7 +129,9 @@ def _launch(folder: Path) -> None:
     search = [str(Path(entry).absolute()) for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
     environment["PYTHONPATH"] = os.pathsep.join([package_root, *(s for s in search if s != package_root)])
     command = [sys.executable, "-P", "-m", "zerostall.agent", "--detach", "--runtime-dir", os.fspath(folder)]
-    with log_path(folder).open("ab") as log:
+    log_fd = os.open(log_path(folder), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with os.fdopen(log_fd, "ab") as log:
+        os.fchmod(log_fd, 0o600)
         launcher = subprocess.Popen(
             command,
             cwd="/",
