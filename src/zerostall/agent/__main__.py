@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--runtime-dir", type=Path, default=None, help="folder of the socket, lock and log")
     parser.add_argument("--detach", action="store_true", help="go on in a process of its own and return at once")
     options = parser.parse_args(arguments)
-    # Whatever the umask of whoever started it: the agent's own files are its owner's alone. Those of a run get the modes
+    # Whatever the umask of who started it: the agent's own files are its owner's alone. Those of a run get the modes
     # that its trainer's umask asks for.
     os.umask(0o077)
     settings = config.AgentSettings.from_environment()
