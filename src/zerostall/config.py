@@ -7,6 +7,10 @@ ZEROSTALL_HOST_BUDGET    most bytes of shared memory the agent lends on this nod
 ZEROSTALL_AGENT_IDLE     seconds without a trainer after which the agent leaves (default: 1800)
 ZEROSTALL_COPY_THREADS   threads that copy tensors in the training process (default: 2, or 8 where the state is
                          on a CUDA device and they take checksums of what arrives; at most half of the cores)
+ZEROSTALL_STORE_TIMEOUT  seconds that an object store may be silent before a request is sent again (default: 30)
+
+Object stores take credentials, region and endpoint from where their own tools do: AWS_…, GOOGLE_…, AZURE_…,
+~/.aws. What the training process has in its environment goes to the agent over their socket.
 ZEROSTALL_RANKS_PATIENCE seconds without a sign of life after which one rank gives another up (default: 600)
 
 Of an agent that belongs to a cluster:
@@ -30,7 +34,10 @@ import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Policy = Literal["overlap", "freeze"]
 WhenBusy = Literal["skip", "wait"]
@@ -61,6 +68,27 @@ def runtime_dir() -> Path:
     if session and Path(session).is_dir():
         return Path(session) / "zerostall"
     return Path(tempfile.gettempdir()) / f"zerostall-{os.getuid()}"
+
+
+def store_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What of an environment concerns object stores: credentials, regions, endpoints. Not for logs."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(("AWS_", "GOOGLE_", "AZURE_")) or name == "HOME"
+    }
+
+
+def store_timeout() -> float:
+    """Seconds that an object store may be silent before a request is sent again."""
+    chosen = os.environ.get("ZEROSTALL_STORE_TIMEOUT", "30")
+    try:
+        seconds = float(chosen)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 3600:
+        raise ValueError(f"ZEROSTALL_STORE_TIMEOUT={chosen!r} is not a number of seconds (0.1 to 3600)")
+    return seconds
 
 
 def copy_threads(*, device: bool = False) -> int:

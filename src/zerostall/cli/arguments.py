@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-Where = Annotated[Path, typer.Argument(help="the run's folder", show_default=False)]
+from zerostall.tiers.store import is_url
+
+Where = Annotated[str, typer.Argument(help="the run's folder, or a URL such as s3://bucket/run", show_default=False)]
 Step = Annotated[int, typer.Argument(help="number of finished training steps", min=0, show_default=False)]
 NewestStep = Annotated[int | None, typer.Argument(help="which step", min=0, show_default="the newest clean one")]
 AnyStep = Annotated[int | None, typer.Argument(help="which step", min=0, show_default="all")]
@@ -25,6 +27,11 @@ Json = Annotated[bool, typer.Option("--json", help="print one JSON document inst
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+
+
+def place(where: str) -> str:
+    """What answers call a run: its URL, or its folder's whole path."""
+    return where if is_url(where) else str(Path(where).resolve())
 
 
 def nbytes(text: str) -> int:

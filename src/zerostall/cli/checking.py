@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import typer
 
-from zerostall.cli.arguments import AnyStep, Json, Step, Where
+from zerostall.cli.arguments import AnyStep, Json, Step, Where, place
 from zerostall.cli.output import emit_json, emit_table, progress, say, size
 from zerostall.errors import SnapshotNotFoundError
 from zerostall.flow import catalog
@@ -35,7 +35,7 @@ def verify(
         raise SnapshotNotFoundError(f"nothing is saved in {where}")
     if json:
         rows = [Verified(verdict.step, verdict.clean, verdict.nbytes, verdict.problems) for verdict in verdicts]
-        emit_json({"where": str(where.resolve()), "clean": all(row.clean for row in rows), "steps": rows})
+        emit_json({"where": place(where), "clean": all(row.clean for row in rows), "steps": rows})
     else:
         rows = [(str(verdict.step), size(verdict.nbytes), "ok" if verdict.clean else "damaged") for verdict in verdicts]
         emit_table((">step", ">read", "verdict"), rows)
@@ -51,7 +51,7 @@ def diff(where: Where, a: Step, b: Step, json: Json = False) -> None:
     with progress("comparing", json=json) as meter:
         found = catalog.diff(where, a, b, progress=meter)
     if json:
-        emit_json({"where": str(where.resolve()), "same": found.same, **msgspec.to_builtins(found)})
+        emit_json({"where": place(where), "same": found.same, **msgspec.to_builtins(found)})
     elif found.same:
         say(f"steps {a} and {b} are the same, bit for bit: {found.equal} tensors")
     else:

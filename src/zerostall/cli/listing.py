@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 import msgspec
 
 from zerostall.cli.agent import report_of_node
-from zerostall.cli.arguments import Json, NewestStep, Only, Step, Where
+from zerostall.cli.arguments import Json, NewestStep, Only, Step, Where, place
 from zerostall.cli.output import emit_json, emit_table, moment, say, size
 from zerostall.core.contents import Content
 from zerostall.core.leaves import Leaf
@@ -18,6 +17,7 @@ from zerostall.core.manifest import RunFacts
 from zerostall.errors import SnapshotNotFoundError, ZerostallError
 from zerostall.flow import catalog, inspection
 from zerostall.flow.inspection import RankContents, StepContents
+from zerostall.tiers.store import is_url
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -72,7 +72,7 @@ def ls(where: Where, json: Json = False) -> None:
         say(f"set aside, since training went back before them: {', '.join(map(str, listing.set_aside))}")
 
 
-def _listing(where: Path) -> Listing:
+def _listing(where: str) -> Listing:
     host = _host_steps(where)
     try:
         found = catalog.snapshots(where)
@@ -81,10 +81,11 @@ def _listing(where: Path) -> Listing:
         if not host:
             raise
         found, facts, aside = [], None, []  # the first step is still on its way to disk
+    home = "remote" if is_url(where) else "disk"
     rows = {
         row.step: Listed(
             row.step,
-            ("disk", "host") if row.step in host else ("disk",),
+            (home, "host") if row.step in host else (home,),
             row.clean,
             row.world,
             row.nbytes,
@@ -99,16 +100,16 @@ def _listing(where: Path) -> Listing:
         rows.setdefault(step, Listed(step, ("host",), True, world, None, None, False, None, ""))
     ordered = tuple(rows[step] for step in sorted(rows))
     run, name = (facts.run, facts.name) if facts else (None, None)
-    return Listing(str(where.resolve()), run, name, ordered, tuple(aside))
+    return Listing(place(where), run, name, ordered, tuple(aside))
 
 
-def _host_steps(where: Path) -> dict[int, int]:
+def _host_steps(where: str) -> dict[int, int]:
     """Steps of the run that this node's agent holds in memory, and of how many ranks; none where no agent answers."""
     with contextlib.suppress(ZerostallError):
         report = report_of_node()
         if report is not None:
-            place = str(where.resolve())
-            return {step: rank.world for rank in report.ranks if rank.where == place for step in rank.host_steps}
+            here = place(where)
+            return {step: rank.world for rank in report.ranks if rank.where == here for step in rank.host_steps}
     return {}
 
 
@@ -174,11 +175,11 @@ def show(
 
 
 def _shown(
-    where: Path, found: StepContents, facts: RunFacts | None, in_memory: bool, only: Sequence[str] | None
+    where: str, found: StepContents, facts: RunFacts | None, in_memory: bool, only: Sequence[str] | None
 ) -> Shown:
     manifest = found.manifest
     return Shown(
-        where=str(where.resolve()),
+        where=place(where),
         run=manifest.run,
         name=facts.name if facts else None,
         step=manifest.step,
@@ -253,9 +254,9 @@ def unpin(where: Where, step: Step, json: Json = False) -> None:
     _pin(where, step, False, json)
 
 
-def _pin(where: Path, step: int, pinned: bool, json: bool) -> None:
+def _pin(where: str, step: int, pinned: bool, json: bool) -> None:
     catalog.pin(where, step, pinned)
     if json:
-        emit_json({"where": str(where.resolve()), "step": step, "pinned": pinned})
+        emit_json({"where": place(where), "step": step, "pinned": pinned})
     else:
         say(f"step {step} is {'pinned' if pinned else 'no longer pinned'}")

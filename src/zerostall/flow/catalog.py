@@ -1,4 +1,4 @@
-"""What is in a run's folder: its steps, whether their bytes are right, and what is pinned. Needs no agent.
+"""What is in a run, in a folder or below a URL: its steps, whether they are right, what is pinned. Needs no agent.
 
 Other processes may write to the folder meanwhile: a step that goes while it is looked at is left out.
 """
@@ -8,24 +8,29 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerostall import native
-from zerostall.core import steps as names
-from zerostall.errors import CapabilityError, CorruptError, FormatError, SnapshotNotFoundError, StorageError
+from zerostall import config, native
+from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, StorageError
 from zerostall.flow.difference import Difference, Side, compare
 from zerostall.flow.image_reader import ImageReader
 from zerostall.tiers.disk import DiskTier
+from zerostall.tiers.remote import RemoteTier
+from zerostall.tiers.store import Store, is_url
 
 if TYPE_CHECKING:
-    from zerostall.core.manifest import Manifest
+    from collections.abc import Mapping
+
+    from zerostall.tiers.contract import RunTier
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all) now and then, on the caller's thread."""
 
 _SHOWN_CHUNKS = 8
+_HANDS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +82,10 @@ def snapshots(where: str | os.PathLike[str]) -> list[Snapshot]:
     Reads manifests and the sizes of files: quick, whatever the size of the images.
 
     Raises:
-        SnapshotNotFoundError: there is no such folder.
+        SnapshotNotFoundError: there is no such run.
     """
-    with opened_run(where) as disk:
-        return list(_snapshots(disk))
+    with opened_run(where) as run:
+        return _snapshots(run)
 
 
 def verify(
@@ -89,13 +94,13 @@ def verify(
     """Read every byte of a step, or of all steps, and check it. Memory: one chunk (16 MiB).
 
     Raises:
-        SnapshotNotFoundError: there is no such folder, or no such step.
+        SnapshotNotFoundError: there is no such run, or no such step.
     """
-    with opened_run(where) as disk:
-        chosen = disk.steps() if step is None else [existing(disk, step)]
-        known = {snapshot.step: snapshot for snapshot in _snapshots(disk)}
+    with opened_run(where) as run:
+        chosen = run.steps() if step is None else [existing(run, step)]
+        known = {snapshot.step: snapshot for snapshot in _snapshots(run)}
         meter = _Meter(sum(known[step].nbytes for step in chosen if step in known), progress)
-        return [_verdict(disk, step, meter) for step in chosen]
+        return [_verdict(run, step, meter) for step in chosen]
 
 
 def diff(where: str | os.PathLike[str], a: int, b: int, *, progress: Progress | None = None) -> Difference:
@@ -107,10 +112,10 @@ def diff(where: str | os.PathLike[str], a: int, b: int, *, progress: Progress | 
         SnapshotNotFoundError: there is no such step.
         CorruptError: one of both is damaged.
     """
-    with opened_run(where) as disk:
+    with opened_run(where) as run:
         for step in (a, b):
-            existing(disk, step)
-        before, after = (Side(disk, step, disk.manifest(step)) for step in (a, b))
+            existing(run, step)
+        before, after = (Side(run, step, run.manifest(step)) for step in (a, b))
         meter = _Meter(before.nbytes + after.nbytes, progress)
         return compare(before, after, meter.add)
 
@@ -120,12 +125,12 @@ def pin(where: str | os.PathLike[str], step: int, pinned: bool = True) -> None:
 
     Raises:
         SnapshotNotFoundError: there is no such step.
-        StorageError: the folder cannot be written.
+        StorageError: it cannot be written.
     """
-    with opened_run(where) as disk:
-        existing(disk, step)
+    with opened_run(where) as run:
+        existing(run, step)
         try:
-            disk.pin(step, pinned)
+            run.pin(step, pinned)
         except OSError as error:
             if isinstance(error, (SnapshotNotFoundError, StorageError)):
                 raise
@@ -136,15 +141,20 @@ def pin(where: str | os.PathLike[str], step: int, pinned: bool = True) -> None:
 
 
 @contextlib.contextmanager
-def opened_run(where: str | os.PathLike[str]) -> Iterator[DiskTier]:
-    """A run's folder, for reading.
+def opened_run(where: str | os.PathLike[str]) -> Iterator[RunTier]:
+    """A run in a folder or below a URL, for reading.
 
     Raises:
-        SnapshotNotFoundError: there is no such folder.
+        SnapshotNotFoundError: there is no such folder, or nothing of a run below the URL.
+        StorageError: the store refused.
     """
     text = os.fspath(where)
-    if "://" in text:
-        raise CapabilityError(f"{text}: this version reads local folders only")
+    if is_url(text):
+        with opened_remote(text, config.store_environment()) as remote:
+            if remote.run_facts() is None and not remote.steps():
+                raise SnapshotNotFoundError(f"{remote.where} holds no run")
+            yield remote
+        return
     path = Path(text).resolve()
     if not path.is_dir():
         problem = "is a file, not a run's folder" if path.exists() else "does not exist"
@@ -158,67 +168,68 @@ def opened_run(where: str | os.PathLike[str]) -> Iterator[DiskTier]:
         pool.close()
 
 
-def existing(disk: DiskTier, step: int) -> int:
+@contextlib.contextmanager
+def opened_remote(url: str, environment: Mapping[str, str]) -> Iterator[RemoteTier]:
+    """A run below a URL, for reading and writing, with threads of its own."""
+    with ThreadPoolExecutor(_HANDS, "store") as hands:
+        remote = RemoteTier(Store(url, environment, timeout=config.store_timeout()), hands)
+        try:
+            yield remote
+        finally:
+            remote.close()
+
+
+def existing(run: RunTier, step: int) -> int:
     """The step itself. SnapshotNotFoundError where it is not committed; names those that are."""
-    steps = disk.steps()
+    steps = run.steps()
     if step not in steps:
         known = f"steps there: {_listing(steps)}" if steps else "no step is there"
-        raise SnapshotNotFoundError(f"no step {step} in {disk.where}; {known}")
+        raise SnapshotNotFoundError(f"no step {step} in {run.where}; {known}")
     return step
 
 
-def newest(disk: DiskTier) -> int:
+def newest(run: RunTier) -> int:
     """The newest clean step. SnapshotNotFoundError where there is none."""
-    clean = [snapshot.step for snapshot in _snapshots(disk) if snapshot.clean]
-    if not clean:
-        raise SnapshotNotFoundError(f"no clean step in {disk.where}", hint="see `zerostall ls`")
-    return clean[-1]
-
-
-def image_path(disk: DiskTier, step: int, rank: int) -> Path:
-    """Where a rank's image lies."""
-    return disk.where / names.step_folder(step) / names.image_file(rank)
+    for step in reversed(run.steps()):
+        with contextlib.suppress(FormatError, StorageError, SnapshotNotFoundError):
+            if not run.missing(run.manifest(step)):
+                return step
+    raise SnapshotNotFoundError(f"no clean step in {run.where}", hint="see `zerostall ls`")
 
 
 # ------------------------------------------------------------------------------------------------------ within
 
 
-def _snapshots(disk: DiskTier) -> Iterator[Snapshot]:
-    for step in disk.steps():
-        pinned = disk.pinned(step)
-        try:
-            manifest = disk.manifest(step)
-        except SnapshotNotFoundError:
-            continue  # evicted meanwhile
-        except (FormatError, StorageError) as error:
-            reason = str(error.args[0])
-            yield Snapshot(step, 0, 0, None, pinned, 0.0, clean=False, reason=reason)
-            continue
-        reason = _missing(disk, manifest)
-        yield Snapshot(
-            step=step,
-            world=manifest.world,
-            nbytes=sum(rank.nbytes for rank in manifest.ranks),
-            metric=manifest.metric,
-            pinned=pinned,
-            created=manifest.created,
-            clean=not reason,
-            reason=reason,
-        )
+def _snapshots(run: RunTier) -> list[Snapshot]:
+    steps = run.steps()
+    if isinstance(run, RemoteTier):  # every look takes a while there
+        with ThreadPoolExecutor(_HANDS, "look") as hands:
+            found = list(hands.map(lambda step: _snapshot(run, step), steps))
+    else:
+        found = [_snapshot(run, step) for step in steps]
+    return [one for one in found if one is not None]
 
 
-def _missing(disk: DiskTier, manifest: Manifest) -> str:
-    """In words, which file of a step is not there in full; empty where all are."""
-    for rank in manifest.ranks:
-        path = image_path(disk, manifest.step, rank.rank)
-        try:
-            size = path.lstat().st_size
-            path.with_name(names.record_file(rank.rank)).lstat()
-        except OSError as error:
-            return f"{error.filename or path}: {error.strerror}"
-        if size != rank.nbytes:
-            return f"{path} has {size} bytes, the manifest says {rank.nbytes}"
-    return ""
+def _snapshot(run: RunTier, step: int) -> Snapshot | None:
+    """One step; None where it was evicted meanwhile."""
+    pinned = run.pinned(step)
+    try:
+        manifest = run.manifest(step)
+        reason = run.missing(manifest)
+    except SnapshotNotFoundError:
+        return None
+    except (FormatError, StorageError) as error:
+        return Snapshot(step, 0, 0, None, pinned, 0.0, clean=False, reason=str(error.args[0]))
+    return Snapshot(
+        step=step,
+        world=manifest.world,
+        nbytes=sum(rank.nbytes for rank in manifest.ranks),
+        metric=manifest.metric,
+        pinned=pinned,
+        created=manifest.created,
+        clean=not reason,
+        reason=reason,
+    )
 
 
 class _Meter:
@@ -236,16 +247,17 @@ class _Meter:
             self._progress(self._done, max(self._total, self._done))
 
 
-def _verdict(disk: DiskTier, step: int, meter: _Meter) -> Verdict:
+def _verdict(run: RunTier, step: int, meter: _Meter) -> Verdict:
     try:
-        manifest = disk.manifest(step)
+        manifest = run.manifest(step)
     except (FormatError, StorageError, SnapshotNotFoundError) as error:
         return Verdict(step, 0, (str(error.args[0]),))
     problems: list[str] = []
     nbytes = 0
     for rank in range(manifest.world):
         try:
-            with ImageReader(image_path(disk, step, rank), disk.open(step, rank)) as reader:
+            stored = run.open(step, rank)
+            with ImageReader(run.bytes_of(step, rank, stored), stored) as reader:
                 nbytes += _read_all(reader, problems, meter)
         except (FormatError, StorageError, SnapshotNotFoundError) as error:
             problems.append(str(error.args[0]))
@@ -263,7 +275,7 @@ def _read_all(reader: ImageReader, problems: list[str], meter: _Meter) -> int:
         meter.add(reader.chunk_size(index))
     if bad:
         problems.append(
-            f"{reader.path}: {len(bad)} of {reader.chunks} chunks fail their checksum: chunk {_listing(bad)}"
+            f"{reader.label}: {len(bad)} of {reader.chunks} chunks fail their checksum: chunk {_listing(bad)}"
         )
     if 0 not in bad and (problem := reader.header_problem()):
         problems.append(problem)

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 from zerostall import native
 from zerostall.errors import CorruptError
-from zerostall.flow.image_reader import buffer, opened_image_file, read_exactly
+from zerostall.flow.image_reader import buffer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-    from zerostall.tiers.contract import Stored
+    from zerostall.tiers.contract import ImageBytes, Stored
 
 
 class CheckedImages:
@@ -34,14 +33,14 @@ class CheckedImages:
         self._files = contextlib.ExitStack()
         self._images = 0
 
-    def add(self, path: Path, stored: Stored) -> CheckedImage:
-        """An image to read. CorruptError where the file is missing or has another size than its record says."""
-        fd = self._files.enter_context(opened_image_file(path, stored.record.nbytes))
+    def add(self, source: ImageBytes, stored: Stored) -> CheckedImage:
+        """An image to read."""
+        self._files.callback(source.close)
         self._images += 1
-        return CheckedImage(self, self._images, fd, path, stored)
+        return CheckedImage(self, self._images, source, stored)
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the images."""
         self._files.close()
 
     @contextlib.contextmanager
@@ -92,12 +91,12 @@ class _Chunk:
 class CheckedImage:
     """One image; a `pieces.Source`."""
 
-    def __init__(self, images: CheckedImages, number: int, fd: int, path: Path, stored: Stored) -> None:
+    def __init__(self, images: CheckedImages, number: int, source: ImageBytes, stored: Stored) -> None:
         self.number = number
-        self.path = path
+        self.label = source.label
         self.stored = stored
         self._images = images
-        self._fd = fd
+        self._source = source
 
     def chunk_size(self, index: int) -> int:
         record = self.stored.record
@@ -106,9 +105,9 @@ class CheckedImage:
     def load(self, index: int, view: memoryview) -> None:
         """Read a chunk and check it."""
         start = index * self.stored.record.chunk_bytes
-        read_exactly(self._fd, view, start, self.path)
+        self._source.read_into(view, start)
         if native.crc32c(view) != self.stored.record.checksums[index]:
-            raise CorruptError(f"{self.path}: chunk {index} (from byte {start}) fails its checksum")
+            raise CorruptError(f"{self.label}: chunk {index} (from byte {start}) fails its checksum")
 
     def read_into(self, view: memoryview, offset: int) -> None:
         done = 0

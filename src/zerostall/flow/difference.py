@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from zerostall.core import leaves
-from zerostall.core import steps as names
 from zerostall.core.contents import Content, contents
 from zerostall.core.dtypes import DTYPES
 from zerostall.flow.image_reader import ImageReader
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
 
     from zerostall.core.layout import Entry
     from zerostall.core.manifest import Manifest
-    from zerostall.tiers.contract import Stored
-    from zerostall.tiers.disk import DiskTier
+    from zerostall.tiers.contract import RunTier, Stored
 
 _BLOCK = 1 << 20
 
@@ -83,7 +81,7 @@ class Difference:
 class Side:
     """One of the two steps."""
 
-    disk: DiskTier
+    run: RunTier
     step: int
     manifest: Manifest
 
@@ -93,8 +91,8 @@ class Side:
         return sum(rank.nbytes for rank in self.manifest.ranks)
 
     def reader(self, rank: int) -> ImageReader:
-        folder = self.disk.where / names.step_folder(self.step)
-        return ImageReader(folder / names.image_file(rank), self.disk.open(self.step, rank))
+        stored = self.run.open(self.step, rank)
+        return ImageReader(self.run.bytes_of(self.step, rank, stored), stored)
 
 
 def compare(a: Side, b: Side, count: Callable[[int], None]) -> Difference:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -28,7 +29,6 @@ from zerostall.flow.whole_step import once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from zerostall.core.exchange import ExportOptions
     from zerostall.flow.catalog import Progress
@@ -154,7 +154,7 @@ def export_huggingface(
 def refuse_inside(step: WholeStep, out: Path) -> None:
     """ValueError where `out` lies in the run's folder, whose files are not for writing over."""
     there = out.resolve()
-    if step.where.resolve() in (there, *there.parents):
+    if isinstance(step.where, Path) and step.where.resolve() in (there, *there.parents):
         raise ValueError(f"{out} lies in the run's own folder: export to somewhere else")
 
 

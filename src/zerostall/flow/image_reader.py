@@ -1,48 +1,38 @@
-"""One image file, read so that no byte is given out before its chunk's checksum was found right."""
+"""One image, read so that no byte is given out before its chunk's checksum was found right."""
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 from typing import TYPE_CHECKING
 
 from zerostall import native
 from zerostall.core.safetensors import header_nbytes
-from zerostall.errors import CapacityError, CorruptError, FormatError, StorageError
-from zerostall.tiers.files import opened
+from zerostall.errors import CapacityError, CorruptError, FormatError
+from zerostall.tiers.files import read_exactly
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
     from types import TracebackType
 
-    from zerostall.tiers.contract import Stored
+    from zerostall.tiers.contract import ImageBytes, Stored
 
 
 class ImageReader:
-    """Reads the image at `path`, of which `stored` tells the layout and the checksums. One thread.
+    """Reads an image, of which `stored` tells the layout and the checksums. One thread.
 
-    Uses one buffer of a chunk's size, whatever the image's. A context manager, which closes the file.
-
-    Raises:
-        CorruptError: the file is missing, or has another size than its record says.
-        StorageError: it cannot be read.
+    Uses one buffer of a chunk's size, whatever the image's. A context manager, which closes `source`.
     """
 
-    def __init__(self, path: Path, stored: Stored) -> None:
-        self.path = path
+    def __init__(self, source: ImageBytes, stored: Stored) -> None:
+        self.label = source.label
         self.stored = stored
+        self._source = source
         self._chunk_bytes = stored.record.chunk_bytes
         self._held = -1
-        self._stack = contextlib.ExitStack()
-        try:
-            self._fd = self._stack.enter_context(opened_image_file(path, stored.record.nbytes))
-            # The file has that many bytes, but a sparse one may be larger than memory.
-            self._memory = buffer(min(self._chunk_bytes, stored.record.nbytes))
-        except BaseException:
-            self._stack.close()
-            raise
+        # The image has that many bytes, but a sparse file may be larger than memory.
+        self._memory = buffer(min(self._chunk_bytes, stored.record.nbytes))
         self._buffer = memoryview(self._memory)
 
     def __enter__(self) -> ImageReader:
@@ -54,7 +44,7 @@ class ImageReader:
         self.close()
 
     def close(self) -> None:
-        self._stack.close()
+        self._source.close()
 
     @property
     def chunks(self) -> int:
@@ -75,9 +65,9 @@ class ImageReader:
         view = self._buffer[: self.chunk_size(index)]
         if index != self._held:
             self._held = -1
-            read_exactly(self._fd, view, start, self.path)
+            self._source.read_into(view, start)
             if native.crc32c(view) != self.stored.record.checksums[index]:
-                raise CorruptError(f"{self.path}: chunk {index} (from byte {start}) fails its checksum")
+                raise CorruptError(f"{self.label}: chunk {index} (from byte {start}) fails its checksum")
             self._held = index
         return view
 
@@ -100,23 +90,9 @@ class ImageReader:
         at = 0
         for piece in self.read(0, len(header)):
             if piece != header[at : at + len(piece)]:
-                return f"{self.path} begins with another header than its layout has"
+                return f"{self.label} begins with another header than its layout has"
             at += len(piece)
         return ""
-
-
-@contextlib.contextmanager
-def opened_image_file(path: Path, nbytes: int) -> Iterator[int]:
-    """An image's file for reading. CorruptError where it is missing or does not have `nbytes` bytes."""
-    with contextlib.ExitStack() as stack:
-        try:
-            fd = stack.enter_context(opened(path))
-        except FileNotFoundError:
-            raise CorruptError(f"{path} is missing") from None
-        size = os.fstat(fd).st_size
-        if size != nbytes:
-            raise CorruptError(f"{path} has {size} bytes, its record says {nbytes}")
-        yield fd
 
 
 def buffer(nbytes: int) -> mmap.mmap | bytearray:
@@ -127,23 +103,6 @@ def buffer(nbytes: int) -> mmap.mmap | bytearray:
         return mmap.mmap(-1, nbytes)
     except (OSError, OverflowError, MemoryError) as error:
         raise CapacityError(f"no memory for {nbytes} bytes: {error}") from None
-
-
-def read_exactly(fd: int, view: memoryview, offset: int, path: Path) -> None:
-    """Fill `view` with a file's bytes from `offset` on.
-
-    Raises:
-        CorruptError: the file ends before that.
-        StorageError: the operating system refused.
-    """
-    while view:
-        try:
-            count = os.preadv(fd, [view], offset)
-        except OSError as error:
-            raise StorageError(f"cannot read {path}: {error.strerror}", errno=error.errno) from error
-        if count == 0:
-            raise CorruptError(f"{path} ends at byte {offset}, {len(view)} bytes too early")
-        view, offset = view[count:], offset + count
 
 
 def read_header(fd: int, path: Path) -> tuple[bytes, int]:

@@ -6,6 +6,8 @@ that `restore(only="model.*")` finds it.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 import uuid
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from zerostall import native
+from zerostall import config, native
 from zerostall.core import checksum, safetensors, values
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
@@ -24,20 +26,22 @@ from zerostall.core.dtypes import DTYPES
 from zerostall.core.layout import CHUNK, Layout, Shard, View
 from zerostall.core.manifest import Manifest, Record, RunFacts
 from zerostall.errors import FormatError, RunMismatchError, SnapshotNotFoundError, StepExistsError
+from zerostall.flow.catalog import opened_remote
 from zerostall.flow.export import DTYPES_KEY
 from zerostall.flow.folder_lock import FolderLock
 from zerostall.flow.image_reader import read_exactly, read_header
 from zerostall.tiers.contract import Image
 from zerostall.tiers.disk import DiskTier
-from zerostall.tiers.files import opened, read_file, storage_errors, write_whole
+from zerostall.tiers.files import opened, storage_errors
 from zerostall.tiers.host import stride_of
+from zerostall.tiers.store import is_url
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from zerostall.core.values import Document
     from zerostall.flow.catalog import Progress
+    from zerostall.tiers.contract import RunTier
 
 _THREADS = 2
 
@@ -142,27 +146,42 @@ def store(
 ) -> Imported:
     """Commit an image as a step. `fill` writes all of it, header and tensors; raises as `import_safetensors`."""
     names.step_folder(step)  # ValueError for what is no step
-    folder = Path(where).resolve()
+    with _opened(where) as target:
+        if step in target.steps() and not replace:
+            raise StepExistsError(
+                f"step {step} is in {target.where} already", hint="choose another step, or replace it"
+            )
+        facts = _run_of(target, layout, run)
+        pool = native.Pool("import", _THREADS)
+        segment = native.Segment("zerostall-import", stride_of(layout))
+        try:
+            fill(segment, pool)
+            record = _record(segment, layout, small, facts, step, metric)
+            _commit(target, Image(layout, record, segment.address), replace)
+        finally:
+            segment.close()
+            pool.close()
+    return Imported(str(target.where), step, len(layout.entries), len(layout.views), layout.nbytes)
+
+
+@contextlib.contextmanager
+def _opened(where: str | os.PathLike[str]) -> Iterator[RunTier]:
+    """Where to import to, for this process alone if it is a folder; in a store, one of two writers wins."""
+    text = os.fspath(where)
+    if is_url(text):
+        with opened_remote(text, config.store_environment()) as remote:
+            yield remote
+        return
+    folder = Path(text).resolve()
     with storage_errors(folder, "the run's folder", 0):
         folder.mkdir(parents=True, exist_ok=True)
         lock = FolderLock(folder)
     pool = native.Pool("import", _THREADS)
     try:
-        disk = DiskTier(folder, pool)
-        if step in disk.steps() and not replace:
-            raise StepExistsError(f"step {step} is in {folder} already", hint="choose another step, or replace it")
-        facts = _run_of(folder, layout, run)
-        segment = native.Segment("zerostall-import", stride_of(layout))
-        try:
-            fill(segment, pool)
-            record = _record(segment, layout, small, facts, step, metric)
-            _commit(disk, Image(layout, record, segment.address), replace)
-        finally:
-            segment.close()
+        yield DiskTier(folder, pool)
     finally:
         pool.close()
         lock.close()
-    return Imported(str(folder), step, len(layout.entries), len(layout.views), layout.nbytes)
 
 
 def _fill(image: memoryview, layout: Layout, pieces: Mapping[str, Piece], progress: Progress | None) -> None:
@@ -194,33 +213,31 @@ def _record(
     )
 
 
-def _commit(disk: DiskTier, image: Image, replace: bool) -> None:
+def _commit(target: RunTier, image: Image, replace: bool) -> None:
     record = image.record
     facts = manifests.facts(record, manifests.encode_record(record))
     manifest = Manifest(
         run=record.run, step=record.step, world=1, ranks=(facts,), metric=record.metric, created=record.created
     )
     try:
-        disk.put(image)
-        disk.commit(manifest, replace=replace)
+        target.put(image)
+        target.commit(manifest, replace=replace)
     except BaseException:
-        disk.clear_leftovers()
+        target.abandon(record.step)
         raise
 
 
-def _run_of(folder: Path, layout: Layout, name: str | None) -> RunFacts:
-    """What run the folder belongs to; from now on to this one, where it did to none."""
-    path = folder / names.RUN
-    with storage_errors(folder, names.RUN, 0):
-        if path.exists():
-            facts = manifests.decode_run(read_file(path), source=str(path))
-            if name not in (None, facts.name):
-                raise RunMismatchError(f"{folder} belongs to the run {facts.name!r}, not to {name!r}")
-            return facts
-        facts = RunFacts(
-            run=uuid.uuid4().hex, name=name or "", fingerprint=layouts.fingerprint([layout]), created=time.time()
+def _run_of(target: RunTier, layout: Layout, name: str | None) -> RunFacts:
+    """What run it is; from now on this one, where it was none."""
+    facts = target.run_facts()
+    if facts is None:
+        facts = target.found_run(
+            RunFacts(
+                run=uuid.uuid4().hex, name=name or "", fingerprint=layouts.fingerprint([layout]), created=time.time()
+            )
         )
-        write_whole(path, manifests.encode_run(facts))
+    if name not in (None, facts.name):
+        raise RunMismatchError(f"{target.where} belongs to the run {facts.name!r}, not to {name!r}")
     return facts
 
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerostall.core import leaves, manifest
-from zerostall.core import steps as names
+from zerostall.core import leaves
 from zerostall.core.contents import Content, contents
 from zerostall.errors import FormatError, StorageError
 from zerostall.flow.catalog import existing, newest, opened_run
-from zerostall.tiers.files import read_file
 
 if TYPE_CHECKING:
     import os
 
     from zerostall.core.leaves import Leaf
     from zerostall.core.manifest import Manifest, Record, RunFacts
-    from zerostall.tiers.disk import DiskTier
+    from zerostall.tiers.contract import RunTier
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,29 +43,28 @@ def inspect(where: str | os.PathLike[str], step: int | None = None) -> StepConte
         SnapshotNotFoundError: no such step.
         CorruptError: one of those files is damaged.
     """
-    with opened_run(where) as disk:
-        step = newest(disk) if step is None else existing(disk, step)
-        committed = disk.manifest(step)
-        ranks = tuple(_rank(disk, step, rank) for rank in range(committed.world))
-        return StepContents(committed, disk.pinned(step), ranks)
+    with opened_run(where) as run:
+        step = newest(run) if step is None else existing(run, step)
+        committed = run.manifest(step)
+        ranks = tuple(_rank(run, step, rank) for rank in range(committed.world))
+        return StepContents(committed, run.pinned(step), ranks)
 
 
-def _rank(disk: DiskTier, step: int, rank: int) -> RankContents:
-    stored = disk.open(step, rank)
+def _rank(run: RunTier, step: int, rank: int) -> RankContents:
+    stored = run.open(step, rank)
     return RankContents(stored.record, contents(stored.layout), leaves.leaves(stored.record.values))
 
 
 def run_facts(where: str | os.PathLike[str]) -> RunFacts | None:
     """What run a folder belongs to; None where it does not say, or where what it says is damaged."""
-    with opened_run(where) as disk:
-        path = disk.where / names.RUN
+    with opened_run(where) as run:
         try:
-            return manifest.decode_run(read_file(path, manifest.MAX_RUN_FILE), source=str(path))
-        except (FileNotFoundError, FormatError, StorageError):
+            return run.run_facts()
+        except (FormatError, StorageError):
             return None
 
 
 def set_aside(where: str | os.PathLike[str]) -> list[int]:
     """Steps that training went back before; they no longer count, and go in time."""
-    with opened_run(where) as disk:
-        return disk.rewound()
+    with opened_run(where) as run:
+        return run.rewound()

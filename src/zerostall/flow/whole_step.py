@@ -16,7 +16,7 @@ from zerostall.core.dtypes import DTYPES
 from zerostall.core.layout import Layout, Shard, View
 from zerostall.core.mosaic import Tile, row_major
 from zerostall.errors import CapabilityError, CorruptError
-from zerostall.flow.catalog import existing, image_path, newest, opened_run
+from zerostall.flow.catalog import existing, newest, opened_run
 from zerostall.flow.checked_images import CheckedImage, CheckedImages
 from zerostall.flow.image_reader import buffer
 from zerostall.flow.pieces import Assembled
@@ -25,10 +25,9 @@ from zerostall.tiers.contract import Stored
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from zerostall.core.manifest import Manifest
-    from zerostall.tiers.disk import DiskTier
+    from zerostall.tiers.contract import RunTier
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +61,8 @@ class WholeStep:
         kinds: name of each part of the state → its kind.
     """
 
-    def __init__(self, disk: DiskTier, manifest: Manifest, images: list[CheckedImage]) -> None:
-        self.where: Path = disk.where
+    def __init__(self, run: RunTier, manifest: Manifest, images: list[CheckedImage]) -> None:
+        self.where = run.where
         self.step = manifest.step
         self.manifest = manifest
         self._images = images
@@ -142,11 +141,12 @@ def opened_step(where: str | os.PathLike[str], step: int | None) -> Iterator[Who
         CorruptError: the step is damaged.
         CapabilityError: its ranks hold different tensors under one name.
     """
-    with opened_run(where) as disk, contextlib.closing(CheckedImages()) as images:
-        step = newest(disk) if step is None else existing(disk, step)
-        manifest = disk.manifest(step)
-        found = [images.add(image_path(disk, step, rank), disk.open(step, rank)) for rank in range(manifest.world)]
-        yield WholeStep(disk, manifest, found)
+    with opened_run(where) as run, contextlib.closing(CheckedImages()) as images:
+        step = newest(run) if step is None else existing(run, step)
+        manifest = run.manifest(step)
+        stored = [run.open(step, rank) for rank in range(manifest.world)]
+        found = [images.add(run.bytes_of(step, rank, one), one) for rank, one in enumerate(stored)]
+        yield WholeStep(run, manifest, found)
 
 
 def _tensors(ranks: list[Layout]) -> dict[str, WholeTensor]:

@@ -24,8 +24,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from zerostall.core.candidates import Past
     from zerostall.core.layout import Layout
-    from zerostall.core.manifest import Manifest, Record
+    from zerostall.core.manifest import Manifest, Record, RunFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +83,75 @@ class Tier(Protocol):
 
     def evict(self, step: int) -> None:
         """Forget the step."""
+
+
+class ImageBytes(Protocol):
+    """The bytes of one rank's image, wherever they lie, as they are. Any thread may ask for any range.
+
+    Attributes:
+        label: what messages call it.
+    """
+
+    label: str
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fill `view` with the bytes from `offset` on.
+
+        Raises:
+            CorruptError: there are fewer.
+            StorageError: they cannot be read.
+        """
+
+    def close(self) -> None:
+        """Let go of what is open."""
+
+
+class RunTier(Tier, Protocol):
+    """A tier that holds whole runs and is there without an agent: a folder, a URL.
+
+    Attributes:
+        where: the folder or the URL.
+    """
+
+    @property
+    def where(self) -> Path | str: ...
+
+    def commit(self, manifest: Manifest, *, replace: bool = False, pin: bool = False) -> None:
+        """As `Tier.commit`; `pin` marks the step so that retention never evicts it."""
+
+    def bytes_of(self, step: int, rank: int, stored: Stored) -> ImageBytes:
+        """The bytes of the image that `open` told of, to be closed. CorruptError where it is missing or cut."""
+        ...
+
+    def missing(self, manifest: Manifest) -> str:
+        """In words, which image or record of a committed step is not there in full; empty where all are."""
+        ...
+
+    def run_facts(self) -> RunFacts | None:
+        """What run this is; None where nothing says so. FormatError where that is damaged."""
+        ...
+
+    def found_run(self, facts: RunFacts) -> RunFacts:
+        """Say what run this is, if nothing says so yet; what run it is now."""
+        ...
+
+    def pinned(self, step: int, *, rewound: bool = False) -> bool:
+        """Whether retention leaves the step alone."""
+        ...
+
+    def pin(self, step: int, pinned: bool = True) -> None:
+        """Mark a committed step so that retention never evicts it (or no longer)."""
+
+    def rewound(self) -> list[int]:
+        """Steps that were set aside."""
+        ...
+
+    def forget_rewound(self, step: int) -> None:
+        """Forget a step that was set aside."""
+
+    def set_aside(self, past: Iterable[Past]) -> list[int]:
+        """Let these very steps count no longer: the run has left the past they belong to."""
+        ...
+
+    def abandon(self, step: int) -> None:
+        """Undo what was `put` of a step and will not be committed. Never raises."""

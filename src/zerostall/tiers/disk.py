@@ -32,6 +32,7 @@ from zerostall.tiers.files import (
     write_file,
     write_whole,
 )
+from zerostall.tiers.image_bytes import FileBytes
 from zerostall.tiers.layout_files import LayoutFiles
 from zerostall.tiers.modes import OWN, Modes
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from zerostall.core.layout import Layout
-    from zerostall.core.manifest import Manifest
+    from zerostall.core.manifest import Manifest, RunFacts
 
 
 class DiskTier:
@@ -175,6 +176,37 @@ class DiskTier:
             self._remove(folder)
 
     # -------------------------------------------------------------------------------------- beyond the contract
+
+    def bytes_of(self, step: int, rank: int, stored: Stored) -> FileBytes:
+        return FileBytes(self._folder(step) / names.image_file(rank), stored.record.nbytes)
+
+    def missing(self, manifest: Manifest) -> str:
+        for rank in manifest.ranks:
+            path = self._folder(manifest.step) / names.image_file(rank.rank)
+            try:
+                size = path.lstat().st_size
+                path.with_name(names.record_file(rank.rank)).lstat()
+            except OSError as error:
+                return f"{error.filename or path}: {error.strerror}"
+            if size != rank.nbytes:
+                return f"{path} has {size} bytes, the manifest says {rank.nbytes}"
+        return ""
+
+    def run_facts(self) -> RunFacts | None:
+        path = self.where / names.RUN
+        try:
+            return manifests.decode_run(read_file(path, manifests.MAX_RUN_FILE), source=str(path))
+        except FileNotFoundError:
+            return None
+
+    def found_run(self, facts: RunFacts) -> RunFacts:
+        there = self.run_facts()
+        if there is not None:
+            return there
+        data = manifests.encode_run(facts)
+        with storage_errors(self.where / names.RUN, "the run's name", len(data)):
+            write_whole(self.where / names.RUN, data)
+        return facts
 
     def layout(self, digest: str) -> Layout:
         """The layout of that digest, checked."""

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from zerostall.core import steps as names
-from zerostall.errors import FormatError, StorageError
+from zerostall.errors import CorruptError, FormatError, StorageError
 from zerostall.telemetry import log, say_once
 from zerostall.tiers.modes import OWN, Modes
 
@@ -102,6 +102,23 @@ def opened(path: Path):
         yield fd
     finally:
         os.close(fd)
+
+
+def read_exactly(fd: int, view: memoryview, offset: int, path: Path) -> None:
+    """Fill `view` with a file's bytes from `offset` on.
+
+    Raises:
+        CorruptError: the file ends before that.
+        StorageError: the operating system refused.
+    """
+    while view:
+        try:
+            count = os.preadv(fd, [view], offset)
+        except OSError as error:
+            raise StorageError(f"cannot read {path}: {error.strerror}", errno=error.errno) from error
+        if count == 0:
+            raise CorruptError(f"{path} ends at byte {offset}, {len(view)} bytes too early")
+        view, offset = view[count:], offset + count
 
 
 def write_file(path: Path, data: bytes, modes: Modes = OWN) -> None:

@@ -20,8 +20,8 @@ from zerostall.core import steps as names
 from zerostall.core.candidates import Past
 from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, StepExistsError, StorageError
 from zerostall.telemetry import log, say_once
-from zerostall.tiers.contract import Image, Stored
-from zerostall.tiers.image_bytes import ImageBytes, MemoryBytes
+from zerostall.tiers.contract import Image, ImageBytes, Stored
+from zerostall.tiers.image_bytes import MemoryBytes, ObjectBytes
 from zerostall.tiers.s3 import S3, why_not
 from zerostall.tiers.uploads import Gate, PlainUploads, S3Uploads, Uploads
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from zerostall.core.layout import Layout
-    from zerostall.core.manifest import Manifest
+    from zerostall.core.manifest import Manifest, RunFacts
     from zerostall.tiers.store import Found, Store
 
 STALE_SECONDS = 24 * 3600.0
@@ -184,6 +184,23 @@ class RemoteTier:
 
     # -------------------------------------------------------------------------------------- beyond the contract
 
+    def bytes_of(self, step: int, rank: int, stored: Stored) -> ObjectBytes:
+        return ObjectBytes(self.store, self.image_name(step, rank), stored.record.nbytes, self._hands)
+
+    def missing(self, manifest: Manifest) -> str:
+        return self._missing(manifest) and self._missing_beside(manifest)
+
+    def run_facts(self) -> RunFacts | None:
+        try:
+            data = self.store.read(names.RUN).data
+        except FileNotFoundError:
+            return None
+        return manifests.decode_run(data, source=self.store.address(names.RUN))
+
+    def found_run(self, facts: RunFacts) -> RunFacts:
+        self.store.create(names.RUN, manifests.encode_run(facts))
+        return self.run_facts() or facts
+
     def carry(self, stored: Stored, source: ImageBytes) -> int:
         """`put`, from wherever the bytes are. Returns how many had to be sent."""
         record = stored.record
@@ -331,6 +348,17 @@ class RemoteTier:
                 return f"the image of rank {rank.rank} is not there"
             if there[image].nbytes != rank.nbytes:
                 return f"{image} has {there[image].nbytes} bytes, not {rank.nbytes}"
+        return ""
+
+    def _missing_beside(self, manifest: Manifest) -> str:
+        """As `_missing`, of a folder that was copied here."""
+        there = self.store.objects(names.step_folder(manifest.step))
+        for rank in manifest.ranks:
+            image, record = names.image_file(rank.rank), names.record_file(rank.rank)
+            if image not in there or record not in there:
+                return f"the image of rank {rank.rank} is not there"
+            if there[image].nbytes != rank.nbytes:
+                return f"{image} has {there[image].nbytes} bytes, the manifest says {rank.nbytes}"
         return ""
 
     def _there(self, folder: str) -> _There | None:

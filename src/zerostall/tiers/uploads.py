@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from zerostall.core import upload_parts
 from zerostall.errors import StorageError
-from zerostall.tiers.image_bytes import ImageBytes, checked
+from zerostall.tiers.image_bytes import checked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from zerostall.core.manifest import Record
     from zerostall.core.upload_parts import Part
+    from zerostall.tiers.contract import ImageBytes
     from zerostall.tiers.s3 import S3
     from zerostall.tiers.store import Store
 
@@ -99,7 +100,7 @@ class S3Uploads:
             part.number: stored.e_tag
             for part in cuts
             if (stored := there.get(part.number))
-            and stored.holds(part, lambda part=part: source.view(part.offset, part.nbytes))
+            and stored.holds(part, lambda part=part: checked(source, record, part.chunks))
         }
         missing = [part for part in cuts if part.number not in tags]
 
