@@ -205,7 +205,7 @@ class DiskTier:
             return there
         data = manifests.encode_run(facts)
         with storage_errors(self.where / names.RUN, "the run's name", len(data)):
-            write_whole(self.where / names.RUN, data)
+            write_whole(self.where / names.RUN, data, self._modes)
         return facts
 
     def layout(self, digest: str) -> Layout:
