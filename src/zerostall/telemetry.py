@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from dataclasses import dataclass, field
 
 log = logging.getLogger("zerostall")
@@ -50,11 +51,19 @@ class Stats:
     guard_seconds: list[float] = field(default_factory=list)
     drain_seconds: list[float] = field(default_factory=list)
 
+    _untold: deque[float] = field(default_factory=lambda: deque(maxlen=1000), repr=False)
+
     def record_call(self, seconds: float) -> None:
         _keep_last(self.call_seconds, seconds)
+        self._untold.append(seconds)
 
     def record_guard(self, seconds: float) -> None:
         _keep_last(self.guard_seconds, seconds)
+        self._untold.append(seconds)
+
+    def take_stalls(self) -> tuple[float, ...]:
+        """Each time training was held since this was asked last, by a call or a guard. Any one thread."""
+        return tuple(self._untold.popleft() for _ in range(len(self._untold)))
 
     def record_drain(self, seconds: float) -> None:
         _keep_last(self.drain_seconds, seconds)

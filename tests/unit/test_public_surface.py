@@ -59,7 +59,7 @@ PARAMETERS = {
     "pin": "where step pinned",
 }
 COMMANDS = {
-    *("ls", "show", "verify", "diff", "pin", "unpin", "export", "import", "doctor", "manager"),
+    *("ls", "show", "verify", "diff", "pin", "unpin", "export", "import", "doctor", "manager", "status", "top"),
     *("agent start", "agent status", "agent stop"),
 }
 LIGHT = (

@@ -51,6 +51,7 @@ def take_census(service: Service) -> Census:
         host_budget=service.budget.limit,
         sealed_bytes=sum(run.tally.sealed_bytes for run in runs),
         stored_bytes=sum(run.tally.stored_bytes for run in runs),
+        stalls=tuple(map(sum, zip(*(run.tally.stalls for run in runs), strict=True))),
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import random
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ from zerostall.flow.worker import Worker
 from zerostall.telemetry import log
 from zerostall.tiers.modes import Modes
 from zerostall.wire import messages as m
+from zerostall.wire.cluster import HISTOGRAM
 
 if TYPE_CHECKING:
     from zerostall import native
@@ -46,6 +48,12 @@ class Tally:
 
     sealed_bytes: int = 0
     stored_bytes: int = 0
+    stalls: list[int] = field(default_factory=lambda: [0] * (len(HISTOGRAM) + 1))
+
+    def held_up(self, seconds: Iterable[float]) -> None:
+        """Training was held so long, each time."""
+        for each in seconds:
+            self.stalls[bisect.bisect_left(HISTOGRAM, each)] += 1
 
 
 @dataclass(slots=True)

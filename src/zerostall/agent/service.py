@@ -231,6 +231,7 @@ class Service:
             case m.Sealed():
                 wish = Wish(message.promise, message.replace, message.pin, message.aside)
                 run.seal(berth, message.slot, manifests.decode_record(message.record), wish)
+                run.tally.held_up(message.stalls)
             case m.Discarded():
                 log.warning("%s, rank %d: step %d is dirty: %s", run.where, berth.rank, message.step, message.reason)
                 berth.discard(message.slot)

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from zerostall.cli import agent, checking, listing, moving
+from zerostall.cli import agent, checking, cluster, listing, moving
 from zerostall.cli.doctor import doctor
 from zerostall.cli.manager import manager
 from zerostall.cli.output import emit_error
@@ -28,6 +28,8 @@ app.command()(listing.pin)
 app.command()(listing.unpin)
 app.command()(doctor)
 app.command()(manager)
+app.command()(cluster.status)
+app.command()(cluster.top)
 app.add_typer(agent.app, name="agent")
 
 

@@ -6,7 +6,8 @@ their number.
 
     in flight   some rank's image is missing and may still come
     clean       every rank's image is sealed on a node that is there
-    dirty       an image is missing and will not come, or a check failed; it stays dirty, whoever comes back
+    dirty       an image is missing and will not come; it stays dirty, whoever comes back (only a stored manifest proves
+                that it was whole after all)
     past        was clean, and images of it made room for newer ones
 """
 
@@ -182,12 +183,12 @@ class Steps:
         return Verdict(snapshot.key, standing, reason, have, table.world, tuple(sorted(snapshot.tiers)))
 
     def _standing(self, table: RunTable, snapshot: Snapshot, absent: Mapping[str, str]) -> tuple[Standing, str]:
+        if ALL in snapshot.holders:
+            return Standing.clean, "its manifest is stored"
         if snapshot.dirty:
             return Standing.dirty, snapshot.dirty
         if not table.world:
             return Standing.flight, "nobody has said yet how many ranks the run has"
-        if ALL in snapshot.holders:
-            return Standing.clean, "its manifest is stored"
         missing = [rank for rank in range(table.world) if rank not in snapshot.holders]
         if not missing:
             return Standing.clean, f"the images of all {table.world} ranks are sealed"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @cache
-def _page() -> tuple[bytes, str]:
+def page() -> tuple[bytes, str]:
     """The page, and what a browser may do with it."""
     text = resources.files("zerostall.manager").joinpath("page.html").read_text(encoding="utf-8")
     scripts = " ".join(_digests("script", text))
@@ -35,7 +35,7 @@ def _digests(tag: str, text: str) -> Iterator[str]:
 
 async def serve(request: web.Request) -> web.Response:
     """The empty page; what it shows it asks for with the token that the reader gives it."""
-    body, policy = _page()
+    body, policy = page()
     headers = {
         "Content-Security-Policy": policy,
         "Referrer-Policy": "no-referrer",

@@ -49,7 +49,7 @@ def _node(node: Node, known: Known | None) -> NodeView:
         labels=str(known.place) if known else "",
         version=known.join.version if known else "",
         ranks=sum(rank.home for rank in ranks),
-        training=sum(rank.trains for rank in ranks),
+        training=sum(rank.trains for rank in ranks) if node.present else 0,
         replicas=sum(len(rank.copies) for rank in ranks if not rank.home),
         host_bytes=report.host_bytes if report else 0,
         host_budget=report.host_budget if report else 0,
@@ -77,9 +77,7 @@ def _run(control: Control, run: str, table: RunTable, now: float) -> RunView:
         target=target.key.step if target else None,
         target_reason=goal.reason if goal else "",
         rpo=round(max(0.0, now - target.since), 1) if target else None,
-        replicated=sum(
-            1 for image in control.placement.targets if image.run == run and image not in control.placement.short
-        ),
+        replicated=max((min(table.world, s.tiers.get("replica", 0)) for s in table.snapshots.values()), default=0),
         snapshots=tuple(
             _snapshot(verdict, table.snapshots[verdict.key], table.world, now)
             for verdict in verdicts[:SNAPSHOTS_SHOWN]

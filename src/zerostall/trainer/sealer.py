@@ -122,7 +122,7 @@ class Sealer:
         else:
             sealed = msgspec.structs.replace(flight.wish, record=record)
             self._shelf.sealed(flight.step, sealed)
-            self._link.tell(sealed)
+            self._link.tell(msgspec.structs.replace(sealed, stalls=self._stats.take_stalls()))
         finally:
             flight.landed.set()
 

@@ -78,6 +78,7 @@ class Sealed(Message, frozen=True):
         replace: a committed step of that number may be replaced.
         pin: retention never evicts it.
         aside: what of a past that the run has left is set aside before this one is committed.
+        stalls: seconds of each time that training was held since the image before.
     """
 
     slot: int
@@ -86,6 +87,7 @@ class Sealed(Message, frozen=True):
     replace: bool = False
     pin: bool = False
     aside: tuple[Past, ...] = ()
+    stalls: tuple[float, ...] = ()
 
 
 class Adopt(Message, frozen=True):

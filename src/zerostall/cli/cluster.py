@@ -1,0 +1,144 @@
+"""`zerostall status` and `zerostall top`: the cluster as the manager sees it, once or live."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zerostall import config
+from zerostall.cli.arguments import Json
+from zerostall.cli.output import clean, console, emit_json, emit_table, moment, say, size
+from zerostall.wire import token
+from zerostall.wire.manager_link import ManagerLink
+from zerostall.wire.state import NodeView, RunView, State
+
+ANSWER_SECONDS = 10.0
+_NODES = 20
+_EVENTS = 8
+
+Url = Annotated[
+    str | None, typer.Option("--manager", help="its URL", show_default="ZEROSTALL_MANAGER, else http://127.0.0.1:7077")
+]
+TokenFile = Annotated[Path | None, typer.Option(help="the cluster's secret", show_default="ZEROSTALL_TOKEN_FILE")]
+
+
+def status(manager: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
+    """Who is there, what is clean, where training would go back to.
+
+    Exit status 1 when a node is lost or a run has nothing clean.
+    """
+    link = _link(manager, token_file)
+    try:
+        state = link.get("state", State)
+    finally:
+        link.close()
+    if json:
+        emit_json(state)
+    else:
+        _print(state)
+    if any(node.health == "lost" for node in state.nodes) or any(run.target is None for run in state.runs):
+        raise typer.Exit(1)
+
+
+def top(
+    manager: Url = None,
+    token_file: TokenFile = None,
+    interval: Annotated[float, typer.Option(help="seconds between looks", min=0.2)] = 1.0,
+    looks: Annotated[int | None, typer.Option(help="end after so many", show_default="until Ctrl-C")] = None,
+) -> None:
+    """The same as `status`, live."""
+    link = _link(manager, token_file)
+    try:
+        number = 0
+        while looks is None or number < looks:
+            if number:
+                time.sleep(interval)
+            state = link.get("state", State)
+            if sys.stdout.isatty():
+                console().clear()
+            _print(state)
+            number += 1
+    except KeyboardInterrupt:
+        pass
+    finally:
+        link.close()
+
+
+def _link(url: str | None, token_file: Path | None) -> ManagerLink:
+    address = url or os.environ.get("ZEROSTALL_MANAGER") or "http://127.0.0.1:7077"
+    authorities = os.environ.get("ZEROSTALL_MANAGER_CA")
+    return ManagerLink(
+        address.rstrip("/"),
+        token.read((token_file or config.token_file()).absolute()),
+        timeout=ANSWER_SECONDS,
+        authorities=Path(authorities) if authorities else None,
+    )
+
+
+def _print(state: State) -> None:
+    there = sum(node.health == "alive" for node in state.nodes)
+    say(f"{there} of {len(state.nodes)} nodes alive, {len(state.runs)} runs, manager up {span(state.uptime)}")
+    if state.nodes:
+        columns = ("node", "health", ">heard", ">training", ">replicas", ">memory", ">seals", ">stores", "why")
+        emit_table(columns, [_node(node) for node in state.nodes[:_NODES]])
+    if len(state.nodes) > _NODES:
+        say(f"and {len(state.nodes) - _NODES} more nodes; those with trouble come first")
+    for run in state.runs:
+        _print_run(run)
+    rows = [(moment(event.at), event.kind, event.subject, event.text) for event in state.events[:_EVENTS]]
+    if rows:
+        emit_table(("when", "what", "of", ""), rows)
+
+
+def _node(node: NodeView) -> tuple[str, ...]:
+    return (
+        node.name,
+        node.health,
+        f"{node.silent:.0f} s ago",
+        f"{node.training} of {node.ranks}",
+        str(node.replicas),
+        size(node.host_bytes),
+        rate(node.sealed_rate),
+        rate(node.stored_rate),
+        node.error or node.reason or "–",
+    )
+
+
+def _print_run(run: RunView) -> None:
+    say("")
+    say(f"run {clean(run.where or run.run)}: {run.training} of {run.world} ranks train on {run.nodes} nodes")
+    if run.target is None:
+        say(f"nothing to go back to: {run.target_reason}", "bold red")
+    else:
+        say(f"goes back to step {run.target}, {span(run.rpo or 0.0)} ago: {run.target_reason}")
+    for waiting in run.waiting:
+        say(f"waiting: {waiting}", "yellow")
+    rows = [
+        (
+            str(snapshot.step),
+            snapshot.standing,
+            ", ".join(f"{tier} {count}" for tier, count in snapshot.tiers.items()) or "–",
+            span(snapshot.age),
+            snapshot.reason,
+        )
+        for snapshot in run.snapshots[:8]
+    ]
+    if rows:
+        emit_table((">step", "standing", f"images of {run.world} ranks", ">age", "why"), rows)
+
+
+def span(seconds: float) -> str:
+    """A length of time in one unit, or two."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = int(seconds // 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def rate(nbytes: float) -> str:
+    return f"{size(int(nbytes))}/s" if nbytes >= 1 else "–"
