@@ -6,7 +6,7 @@ import random
 
 from zerostall import native
 from zerostall.core import checksum, layout, manifest, values
-from zerostall.core.layout import CHUNK, Layout, Shard
+from zerostall.core.layout import CHUNK, Layout, Shard, View
 from zerostall.core.manifest import Manifest, Record
 from zerostall.tiers.contract import Image
 
@@ -16,6 +16,19 @@ RUN = "0123456789abcdef"
 def make_layout(*sizes: int) -> Layout:
     """One uint8 tensor of each size."""
     return layout.build(Shard(f"model.t{index}", "uint8", (size,), (size,), (0,)) for index, size in enumerate(sizes))
+
+
+LAYOUT_OF_ALL = layout.build(
+    [
+        Shard.whole("a", "float32", (2, 3)),
+        Shard("b", "bfloat16", (2,), (8,), (6,)),
+        Shard.whole("z", "complex64", ()),
+        Shard.whole("f", "float4_e2m1fn_x2", (4,)),
+        Shard.whole("none", "bool", (0, 2)),
+    ],
+    [View("v", "a", "float32", (2,), (3,), 4)],
+)
+"""A bit of everything: boxes, views, types that safetensors does not know, tensors without elements."""
 
 
 class HandMade:
