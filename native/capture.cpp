@@ -6,6 +6,7 @@
 
 #include "crc32c.hpp"
 #include "error.hpp"
+#include "prefetch.hpp"
 #include "tasks.hpp"
 
 namespace zs {
@@ -16,9 +17,10 @@ constexpr uint64_t kWarm = 128 << 10;  // shorter ones afterwards, from a cache 
 constexpr uint64_t kTask = 1 << 20;    // at-once copies are cut into tasks of about this much
 
 // Many small sources lie anywhere in memory: asked for a few ahead, their bytes are there in time.
-void fetch_ahead(const Arrays& sources, std::span<const uint32_t> pieces, size_t k) {
+[[gnu::always_inline]] inline void fetch_ahead(const Arrays& sources, std::span<const uint32_t> pieces,
+                                               size_t k) {
   constexpr size_t kAhead = 12;
-  if (k + kAhead < pieces.size()) __builtin_prefetch(sources.data[pieces[k + kAhead]]);
+  if (k + kAhead < pieces.size()) prefetch(sources.data[pieces[k + kAhead]]);
 }
 
 // The at-once copies, when they are worth the help of the workers.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "error.hpp"
+#include "prefetch.hpp"
 #include "tensors.hpp"
 
 namespace zs {
@@ -174,8 +175,8 @@ const std::byte* inner_address(PyObject* object) {
 
 // A state of 100 000 tensors does not fit into the caches: each look would wait for memory three times in a
 // row. Asked for this many tensors ahead, the lines are there in time.
-constexpr size_t kAhead = 12;
-constexpr size_t kLine = 64;
+constexpr size_t kAhead = 24;
+constexpr size_t kObject = 40, kImpl = 184, kStorage = 64;  // bytes of each that torch looks at
 
 }  // namespace
 
@@ -371,11 +372,9 @@ bool Tensors::look_by_calls(const Entry& entry, std::byte*& data) const {
 }
 
 void Tensors::fetch_ahead(const Entry& entry) noexcept {
-  __builtin_prefetch(entry.object);
-  __builtin_prefetch(reinterpret_cast<const std::byte*>(entry.object) + kLine);
-  if (entry.impl != nullptr)
-    for (size_t line = 0; line < 4; ++line) __builtin_prefetch(entry.impl + line * kLine);
-  if (entry.storage != nullptr) __builtin_prefetch(entry.storage);
+  prefetch(entry.object, 0, kObject - 1);
+  if (entry.impl != nullptr) prefetch(entry.impl, 0, kImpl - 1);
+  if (entry.storage != nullptr) prefetch(entry.storage, 0, kStorage - 1);
 }
 
 std::vector<uint32_t> Tensors::refresh() {

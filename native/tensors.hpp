@@ -67,7 +67,7 @@ class Tensors {
   Geometry describe(Entry& entry, bool exchange, int16_t& place);
   bool look(Entry& entry, std::byte*& data) const;  // false: something has changed
   bool look_by_calls(const Entry& entry, std::byte*& data) const;
-  static void fetch_ahead(const Entry& entry) noexcept;
+  [[gnu::always_inline]] static inline void fetch_ahead(const Entry& entry) noexcept;
   void remember(Entry& entry, const int64_t* shape, const int64_t* strides);
   static void hold(Entry& entry, const std::byte* data);
   Arrays arrays() const;
