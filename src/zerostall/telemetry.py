@@ -8,19 +8,42 @@ from dataclasses import dataclass, field
 
 log = logging.getLogger("zerostall")
 
-_said: set[str] = set()
+
+@dataclass(slots=True)
+class Fallback:
+    """Something that goes a slower or poorer way here.
+
+    Attributes:
+        text: what and why, as it was logged.
+        count: how often.
+    """
+
+    text: str
+    count: int = 0
+
+
+_said: dict[str, Fallback] = {}
+_MOST_TOLD = 32
 
 
 def say_once(key: str, message: str, *values: object, level: int = logging.WARNING) -> bool:
     """Log `message` the first time `key` comes up in this process; True when it was said.
 
-    Every fallback goes through here, so that none is silent and none floods the log.
+    Every fallback goes through here, so that none is silent and none floods the log. All are counted, for
+    `zerostall doctor`.
     """
-    if key in _said:
+    known = _said.setdefault(key, Fallback(""))  # atomic: two threads may say it at once
+    known.count += 1
+    if known.count > 1:
         return False
-    _said.add(key)
-    log.log(level, message, *values)
+    known.text = message % values if values else message
+    log.log(level, "%s", known.text)
     return True
+
+
+def fallbacks() -> list[Fallback]:
+    """What `say_once` was told in this process, the first ones."""
+    return list(_said.values())[:_MOST_TOLD]
 
 
 @dataclass(slots=True)

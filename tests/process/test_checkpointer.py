@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import zerostall
+from zerostall import telemetry
 from zerostall.errors import (
     MismatchError,
     NonFiniteError,
@@ -550,6 +551,17 @@ def test_any_folder_name_works(tmp_path: Path, name: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- restoring
+
+
+def test_fallbacks_are_counted_and_told_to_the_agent(where: Path, own_agent: Path) -> None:
+    text = f"something goes the slower way in {where}"
+    for _ in range(3):
+        telemetry.say_once(str(where), "something goes the slower way in %s", where)
+    with zerostall.Checkpointer(where, state=tensors(1)) as ckpt:
+        ckpt.restore()
+        ckpt.save(1).wait("host")
+        (rank,) = agent_report(own_agent).ranks
+        assert [fallback.count for fallback in rank.fallbacks if fallback.text == text] == [3]
 
 
 def test_nothing_saved_is_said(where: Path, caplog: pytest.LogCaptureFixture) -> None:

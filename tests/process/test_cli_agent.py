@@ -9,7 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hand import HandTrainer
 from zerostall.cli.output import size, steps
+from zerostall.wire import messages as m
 
 
 def zerostall(environment: dict[str, str], *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -66,6 +68,26 @@ def test_doctor_finds_every_part(agent_environment: dict[str, str], tmp_path: Pa
     assert {"zerostall", "torch", "checksums", "shared memory", "memory", "agent", "disk", "direct I/O"} <= set(found)
     assert "no" not in found.values()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_lists_what_goes_a_poorer_way(agent_environment: dict[str, str], tmp_path: Path) -> None:
+    """What a trainer had to fall back to is in a log that nobody reads; the agent remembers it."""
+    folder = Path(agent_environment["ZEROSTALL_RUNTIME_DIR"])
+    trainer = HandTrainer(folder, tmp_path / "run")
+    trainer.lease()
+    told = (m.Fallback("copies are slower", 3), m.Fallback("no locks", 1))
+    trainer.seal(1, fallbacks=told)
+    trainer.hear(m.Reached, step=1, tier="host")
+    report = json.loads(zerostall(agent_environment, "agent", "status", "--json").stdout)
+    assert report["ranks"][0]["fallbacks"] == [
+        {"text": "copies are slower", "count": 3},
+        {"text": "no locks", "count": 1},
+    ]
+    found = json.loads(zerostall(agent_environment, "doctor", tmp_path, "--json").stdout)
+    details = [finding["detail"] for finding in found if finding["name"] == "fallback"]
+    where = f"rank 0 of {tmp_path / 'run'}"
+    assert {f"{where}: copies are slower (3 times)", f"{where}: no locks"} <= set(details)
+    trainer.leave()
 
 
 def test_doctor_says_what_does_not_work(agent_environment: dict[str, str], tmp_path: Path) -> None:

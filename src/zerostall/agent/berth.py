@@ -41,6 +41,7 @@ class Berth:
     older: list[HostTier] = field(default_factory=list)
     client: Client | None = None
     wishes: dict[int, Wish] = field(default_factory=dict)
+    fallbacks: tuple[m.Fallback, ...] = ()
 
     def lease(self, layout: Layout, slots: int) -> HostTier:
         """Memory for `slots` images of `layout`: what is there if it fits, else new memory.

@@ -267,6 +267,7 @@ class Run:
             disk_steps=tuple(self.folder.disk.steps()),
             trickling=self.writing,
             last_error=m.plain(self.last_error),
+            fallbacks=berth.fallbacks,
         )
 
     @property

@@ -229,6 +229,7 @@ class Service:
     def _serve_trainer(self, client: Client, run: Run, berth: Berth, message: m.FromTrainer, fds: list[int]) -> None:
         match message:
             case m.Sealed():
+                berth.fallbacks = message.fallbacks
                 wish = Wish(message.promise, message.replace, message.pin, message.aside)
                 run.seal(berth, message.slot, manifests.decode_record(message.record), wish)
                 run.tally.held_up(message.stalls)
@@ -341,6 +342,7 @@ class Service:
             host_bytes=self._budget.lent,
             host_budget=self._budget.limit,
             ranks=tuple(ranks),
+            fallbacks=m.Fallback.all(),
         )
 
 

@@ -25,6 +25,7 @@ from zerostall.cli.agent import ask_status
 from zerostall.cli.arguments import Json
 from zerostall.cli.output import emit_json, emit_table, size
 from zerostall.errors import ZerostallError
+from zerostall.wire import messages as m
 from zerostall.wire import rendezvous
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def examine(where: Path) -> Iterator[Finding]:
     yield _memory()
     yield _huge_pages()
     yield _locked()
-    yield _agent()
+    yield from _agent()
     yield from _disk(where)
     yield from _gpu()
 
@@ -134,18 +135,29 @@ def _memory() -> Finding:
     )
 
 
-def _agent() -> Finding:
+def _agent() -> Iterator[Finding]:
     folder = config.runtime_dir()
     try:
         if folder.exists():
             rendezvous.private_folder(folder)
         channel = rendezvous.connect(folder)
         if channel is None:
-            return Finding("agent", "yes", f"none runs in {folder}; training starts one by itself")
+            yield Finding("agent", "yes", f"none runs in {folder}; training starts one by itself")
+            return
         report = ask_status(channel)
         channel.close()
     except ZerostallError as error:
-        return Finding("agent", "no", str(error).replace("\n", " "))
+        yield Finding("agent", "no", str(error).replace("\n", " "))
+        return
+    yield _agent_found(report)
+    told = [("the agent", fallback) for fallback in report.fallbacks]
+    told += [(f"rank {rank.rank} of {rank.where}", fallback) for rank in report.ranks for fallback in rank.fallbacks]
+    for who, fallback in told:
+        times = f" ({fallback.count} times)" if fallback.count > 1 else ""
+        yield Finding("fallback", "limited", f"{who}: {fallback.text}{times}")
+
+
+def _agent_found(report: m.Report) -> Finding:
     lent = f"{size(report.host_bytes)} of {size(report.host_budget)} lent"
     if report.version != zerostall.__version__:
         return Finding(

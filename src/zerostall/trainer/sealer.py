@@ -122,7 +122,8 @@ class Sealer:
         else:
             sealed = msgspec.structs.replace(flight.wish, record=record)
             self._shelf.sealed(flight.step, sealed)
-            self._link.tell(msgspec.structs.replace(sealed, stalls=self._stats.take_stalls()))
+            news = {"stalls": self._stats.take_stalls(), "fallbacks": m.Fallback.all()}
+            self._link.tell(msgspec.structs.replace(sealed, **news))
         finally:
             flight.landed.set()
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import msgspec
 
-from zerostall import errors
+from zerostall import errors, telemetry
 from zerostall.core.candidates import Past
 
 PROTOCOL = 2
@@ -70,6 +70,18 @@ class Lease(Message, frozen=True):
     slots: int
 
 
+class Fallback(msgspec.Struct, frozen=True):
+    """What goes a slower or poorer way in some process, and how often."""
+
+    text: str
+    count: int
+
+    @classmethod
+    def all(cls) -> tuple[Fallback, ...]:
+        """Those of this process."""
+        return tuple(cls(plain(found.text), found.count) for found in telemetry.fallbacks())
+
+
 class Sealed(Message, frozen=True):
     """The granted slot holds a whole image.
 
@@ -79,6 +91,7 @@ class Sealed(Message, frozen=True):
         pin: retention never evicts it.
         aside: what of a past that the run has left is set aside before this one is committed.
         stalls: seconds of each time that training was held since the image before.
+        fallbacks: those of the trainer until now.
     """
 
     slot: int
@@ -88,6 +101,7 @@ class Sealed(Message, frozen=True):
     pin: bool = False
     aside: tuple[Past, ...] = ()
     stalls: tuple[float, ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
 
 
 class Adopt(Message, frozen=True):
@@ -249,6 +263,7 @@ class RankReport(msgspec.Struct, frozen=True):
     disk_steps: tuple[int, ...]
     trickling: int | None
     last_error: str = ""
+    fallbacks: tuple[Fallback, ...] = ()
 
 
 class Report(Message, frozen=True):
@@ -259,6 +274,7 @@ class Report(Message, frozen=True):
     host_bytes: int
     host_budget: int
     ranks: tuple[RankReport, ...]
+    fallbacks: tuple[Fallback, ...] = ()
 
 
 class Refused(Message, frozen=True):
