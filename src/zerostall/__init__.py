@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from zerostall.core.exchange import ExportOptions
+    from zerostall.core.exchange import ExportOptions, ImportOptions
     from zerostall.core.retention import Keep
     from zerostall.flow.catalog import diff, pin, snapshots, verify
     from zerostall.trainer.checkpointer import Checkpointer
@@ -26,6 +26,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Checkpointer",
     "ExportOptions",
+    "ImportOptions",
     "Keep",
     "Saving",
     "diff",
@@ -41,6 +42,7 @@ __all__ = [
 _HOMES = {
     "Checkpointer": "zerostall.trainer.checkpointer",
     "ExportOptions": "zerostall.core.exchange",
+    "ImportOptions": "zerostall.core.exchange",
     "Keep": "zerostall.core.retention",
     "Saving": "zerostall.trainer.saving",
     "diff": "zerostall.flow.catalog",

@@ -200,6 +200,12 @@ def test_a_folder_of_shards(agent_environment: dict[str, str], tmp_path: Path) -
     assert (done["tensors"], done["files"], done["path"]) == (2, 2, str(tmp_path / "hub"))
     index = json.loads((tmp_path / "hub" / "model.safetensors.index.json").read_text())
     assert set(index["weight_map"]) == {"weight", "b"} and index["metadata"]["total_size"] == 24
+    back = document(
+        agent_environment, "import", tmp_path / "hub", run, "--step", 3, "--rename", "weight=w", "--root", "m"
+    )
+    assert (back["step"], back["tensors"], back["aliases"]) == (3, 2, 0)
+    wrong = cli(agent_environment, "import", tmp_path / "hub", run, "--step", 4, "--format", "dcp", code=1)
+    assert "does not exist" in wrong.stderr
     text = cli(agent_environment, "export", run, 2, tmp_path / "hub", "--overwrite").stdout
     assert text.endswith(" in 2 files\n")
 

@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 
 import zerostall
-from zerostall import ExportOptions, native
+from zerostall import ExportOptions, ImportOptions, native
 from zerostall.core import layout as layouts
 from zerostall.core import values
 from zerostall.core.dtypes import DTYPES
@@ -80,7 +80,7 @@ def test_every_type_and_shape_keeps_its_bytes_and_comes_back(tmp_path: Path) -> 
         size = int(np.prod(shard.shape)) * DTYPES[shard.dtype].itemsize
         assert bytes(found[shard.name]["data"]) == DATA[:size]
 
-    zerostall.import_file(tmp_path / "out.safetensors", tmp_path / "back", 1, root="")
+    zerostall.import_file(tmp_path / "out.safetensors", tmp_path / "back", 1, ImportOptions(root=""))
     before, after = (DiskView(tmp_path / name) for name in ("run", "back"))
     assert before == after
 
@@ -362,11 +362,11 @@ def test_an_image_is_a_file_to_import_like_any(tmp_path: Path) -> None:
     store(tmp_path / "run", 1, shards, small=module(*shards))
     link = tmp_path / "link.safetensors"  # as caches of downloads have them
     link.symlink_to(image(tmp_path / "run", 1))
-    zerostall.import_file(link, tmp_path / "new", 0, root="")
+    zerostall.import_file(link, tmp_path / "new", 0, ImportOptions(root=""))
     assert torch.equal(*(zerostall.load(tmp_path / name)["model"]["w"] for name in ("run", "new")))
     with pytest.raises(FormatError, match="give a root"):
         safetensors.torch.save_file({"a..b": torch.ones(1)}, tmp_path / "x.safetensors")
-        zerostall.import_file(tmp_path / "x.safetensors", tmp_path / "new", 1, root="")
+        zerostall.import_file(tmp_path / "x.safetensors", tmp_path / "new", 1, ImportOptions(root=""))
 
 
 def header(**slots: object) -> bytes:
@@ -415,7 +415,7 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="not a regular file"):
         zerostall.import_file(tmp_path / "fifo.safetensors", tmp_path / "run", 1)
     (tmp_path / "dir.safetensors").mkdir()
-    with pytest.raises(FormatError, match="not a regular file"):
+    with pytest.raises(FormatError, match="no folder of"):
         zerostall.import_file(tmp_path / "dir.safetensors", tmp_path / "run", 1)
     with pytest.raises(SnapshotNotFoundError, match="does not exist"):
         zerostall.import_file(tmp_path / "no.safetensors", tmp_path / "run", 1)
@@ -437,10 +437,10 @@ def test_a_step_is_replaced_only_when_told(tmp_path: Path) -> None:
     with pytest.raises(StepExistsError, match="step 3"):
         zerostall.import_file(tmp_path / "2.safetensors", tmp_path / "run", 3)
     assert zerostall.load(tmp_path / "run")["model"]["w"][0] == 1
-    zerostall.import_file(tmp_path / "2.safetensors", tmp_path / "run", 3, replace=True)
+    zerostall.import_file(tmp_path / "2.safetensors", tmp_path / "run", 3, ImportOptions(replace=True))
     assert zerostall.load(tmp_path / "run")["model"]["w"][0] == 2
     with pytest.raises(RunMismatchError, match="belongs to the run ''"):
-        zerostall.import_file(tmp_path / "2.safetensors", tmp_path / "run", 4, run="other")
+        zerostall.import_file(tmp_path / "2.safetensors", tmp_path / "run", 4, ImportOptions(run="other"))
     with pytest.raises(ValueError, match="a step is"):
         zerostall.import_file(tmp_path / "2.safetensors", tmp_path / "run", -1)
     runs = {
@@ -467,13 +467,13 @@ def test_a_folder_that_somebody_writes_to_is_left_alone(tmp_path: Path) -> None:
 def test_a_file_cut_while_it_is_read_commits_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "f.safetensors"
     safetensors.torch.save_file({"w": torch.ones(5000)}, path)
-    real = native.Segment
+    real = native.Pool
 
-    def cut(name: str, nbytes: int) -> native.Segment:
+    def cut(name: str, threads: int) -> native.Pool:
         os.truncate(path, 300)
-        return real(name, nbytes)
+        return real(name, threads)
 
-    monkeypatch.setattr(native, "Segment", cut)
+    monkeypatch.setattr(native, "Pool", cut)
     with pytest.raises(CorruptError, match="too early"):
         zerostall.import_file(path, tmp_path / "run", 3)
     assert catalog.snapshots(tmp_path / "run") == []
@@ -504,10 +504,10 @@ def test_a_nested_file_keeps_its_names_and_values(tmp_path: Path) -> None:
     assert torch.equal(found["state_dict"]["weight"], model.weight) and found["rest"] == {"epoch": 5}
     assert torch.equal(found["opt"]["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
     assert found["opt"]["param_groups"] == optimizer.state_dict()["param_groups"]
-    zerostall.import_file(tmp_path / "m.ckpt", tmp_path / "run", 1, key="state_dict")
+    zerostall.import_file(tmp_path / "m.ckpt", tmp_path / "run", 1, ImportOptions(key="state_dict"))
     assert set(zerostall.load(tmp_path / "run", 1)) == {"model"}
     with pytest.raises(ValueError, match="it holds state_dict, opt, epoch, ema"):
-        zerostall.import_file(tmp_path / "m.ckpt", tmp_path / "run", 2, key="model")
+        zerostall.import_file(tmp_path / "m.ckpt", tmp_path / "run", 2, ImportOptions(key="model"))
 
 
 class Trap:
@@ -522,7 +522,7 @@ class Trap:
 
 def test_no_code_of_a_file_is_run(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2), "trap": Trap(tmp_path / "mark")}, tmp_path / "m.pt")
-    with pytest.raises(FormatError, match=r"without running code.*GLOBAL"):
+    with pytest.raises(FormatError, match="code would have to be run"):
         zerostall.import_file(tmp_path / "m.pt", tmp_path / "run", 0)
     assert not (tmp_path / "mark").exists() and not (tmp_path / "run").exists()
 
@@ -541,7 +541,7 @@ def test_damaged_torch_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="not a regular file"):
         zerostall.import_file(tmp_path / "fifo.pt", tmp_path / "run", 0)
     torch.save({"s": torch.eye(3).to_sparse()}, tmp_path / "s.pt")
-    with pytest.raises(StateError, match="sparse"):
+    with pytest.raises(FormatError, match="sparse"):
         zerostall.import_file(tmp_path / "s.pt", tmp_path / "run", 0)
     assert not (tmp_path / "run").exists()
 

@@ -12,7 +12,7 @@ import zerostall
 from zerostall import errors
 
 NAMES = {
-    *("Checkpointer", "ExportOptions", "Keep", "Saving", "errors"),
+    *("Checkpointer", "ExportOptions", "ImportOptions", "Keep", "Saving", "errors"),
     *("diff", "export", "import_file", "load", "pin", "snapshots", "verify"),
 }
 ERRORS = {
@@ -54,7 +54,8 @@ PARAMETERS = {
     "load": "where step names",
     "export": "where step out options progress",
     "ExportOptions": "only rename dtype weights root format shard_size overwrite",
-    "import_file": "source where step root key run replace progress",
+    "import_file": "source where step options progress",
+    "ImportOptions": "only rename dtype root key format run replace",
     "diff": "where a b progress",
     "pin": "where step pinned",
 }

@@ -10,7 +10,7 @@ import typer
 
 from zerostall.cli.arguments import CastTo, Json, Only, Rename, Step, Where, nbytes, renames
 from zerostall.cli.output import emit_json, progress, say, size
-from zerostall.core.exchange import ExportFormat, ExportOptions
+from zerostall.core.exchange import ExportFormat, ExportOptions, ImportFormat, ImportOptions
 from zerostall.trainer.exchange import files as exchange
 
 
@@ -66,22 +66,47 @@ def export(
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(help="file of safetensors or torch.save", show_default=False)],
+    source: Annotated[Path, typer.Argument(help="file, or folder of files", show_default=False)],
     where: Where,
     step: Annotated[int, typer.Option("--step", min=0, help="as which step", show_default=False)],
+    only: Only = None,
+    rename: Rename = None,
+    dtype: CastTo = None,
     root: Annotated[
         str, typer.Option("--root", metavar="NAME", help="name that goes before each tensor's; '' for whole names")
     ] = "model",
     key: Annotated[
-        str | None, typer.Option("--key", metavar="NAME", help="of a torch.save file, take this entry alone")
+        str | None, typer.Option("--key", metavar="NAME", help="of a checkpoint of several things, take this one alone")
+    ] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help=f"what it is: {', '.join(get_args(ImportFormat))}",
+            show_default="what it looks like",
+        ),
     ] = None,
     run: Annotated[str | None, typer.Option("--run", metavar="NAME", help="a name for the run")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="a step of that number may be replaced")] = False,
     json: Json = False,
 ) -> None:
-    """Store somebody's file as a step of a run, for `restore(only="model.*")` and `load`. No code of it is run."""
+    """Store somebody's checkpoint as a step, for `restore(only="model.*")` and `load`. No code of it is run.
+
+    Of safetensors and torch.save files, Hugging Face folders, and folders of DCP and torch_checkpointing.
+    """
+    options = ImportOptions(
+        only=tuple(only) if only else None,
+        rename=renames(rename),
+        dtype=dtype,
+        root=root,
+        key=key,
+        format=cast("ImportFormat | None", format),
+        run=run,
+        replace=replace,
+    )
     with progress("importing", json=json) as meter:
-        done = exchange.import_file(source, where, step, root=root, key=key, run=run, replace=replace, progress=meter)
+        done = exchange.import_file(source, where, step, options, progress=meter)
     if json:
         emit_json(msgspec.to_builtins(done))
     else:

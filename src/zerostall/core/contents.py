@@ -21,7 +21,6 @@ DISTINCT = "[=distinct]"
 stands the JSON of a key.
 """
 
-_TILE = re.compile(r"\[=box [0-9]+\]\Z")
 _DIGITS = re.compile("([0-9]+)")
 
 NaturalKey: TypeAlias = tuple[tuple[int, int, str], ...]
@@ -69,16 +68,6 @@ def contents(layout: Layout) -> tuple[Content, ...]:
         part = None if is_whole_view(view, base) else view
         found.append(Content(view.name, view.dtype, view.shape, nbytes, base, part))
     return tuple(sorted(found, key=lambda content: natural(content.name)))
-
-
-def tile_name(name: str, number: int) -> str:
-    """The name of the entry of a tensor's box, of which a rank may hold several; the first has the tensor's own."""
-    return f"{name}[=box {number}]" if number else name
-
-
-def untiled(name: str) -> str:
-    """The name of the tensor that an entry holds a box of."""
-    return _TILE.sub("", name) if name.endswith("]") else name
 
 
 def natural(name: str) -> NaturalKey:

@@ -158,8 +158,8 @@ class ImportOptions(Choice):
     Attributes:
         root: the name that goes before the name of each tensor of a model's file (safetensors, or a torch.save file
             that is a dict of tensors). Empty: the names are whole ones already, root and all.
-        key: of a torch.save file, take this entry alone.
-        format: as `ExportOptions.format`, or `torch_checkpointing`. None: what it looks like.
+        key: of a checkpoint of several things (a dict in a torch.save file, a folder of items), take this one alone.
+        format: `safetensors`, `huggingface`, `dcp`, `torch` or `torch_checkpointing`. None: what it looks like.
         run: a name for the run, as `Checkpointer(run=...)` gives it.
         replace: a step of that number may be replaced.
     """

@@ -89,7 +89,7 @@ class _Chunk:
 
 
 class CheckedImage:
-    """One image; a `pieces.Source`."""
+    """One image; a `readable.Source`."""
 
     def __init__(self, images: CheckedImages, number: int, source: ImageBytes, stored: Stored) -> None:
         self.number = number

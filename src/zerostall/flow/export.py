@@ -23,8 +23,8 @@ from zerostall.core.safetensors import Slot
 from zerostall.errors import CapabilityError
 from zerostall.flow.new_file import new_file
 from zerostall.flow.new_folder import new_folder
-from zerostall.flow.pieces import Cast, Plain
 from zerostall.flow.pour import Place, pour
+from zerostall.flow.readable import Cast, Plain
 from zerostall.flow.whole_step import once
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from zerostall.core.exchange import ExportOptions
     from zerostall.flow.catalog import Progress
     from zerostall.flow.new_file import NewFile
-    from zerostall.flow.pieces import Convert, Piece
+    from zerostall.flow.readable import Convert, Readable
     from zerostall.flow.whole_step import WholeStep
 
 DTYPES_KEY = "zerostall.dtypes"
@@ -76,7 +76,7 @@ class Chosen:
     """
 
     step: int
-    pieces: dict[str, Piece]
+    pieces: dict[str, Readable]
     aliases: dict[str, str]
 
 
@@ -88,10 +88,10 @@ def chosen(step: WholeStep, options: ExportOptions, convert: Convert | None = No
     """
     named = options.named(step.kinds, step.tensors)
     kept, aliases = once({new: step.tensors[name] for new, name in named.items()})
-    pieces: dict[str, Piece] = {}
+    pieces: dict[str, Readable] = {}
     for name in named:
         if name in kept:
-            piece: Piece = step.piece(kept[name], name)
+            piece: Readable = step.readable(kept[name], name)
             dtype = options.cast(piece.dtype)
             if dtype != piece.dtype and convert is not None:
                 piece = Cast(piece, dtype, convert)
@@ -174,7 +174,7 @@ def meter(total: int, progress: Progress | None) -> Callable[[int], None]:
 class _File:
     """One safetensors file to be written."""
 
-    def __init__(self, pieces: dict[str, Piece], aliases: dict[str, str]) -> None:
+    def __init__(self, pieces: dict[str, Readable], aliases: dict[str, str]) -> None:
         self.pieces = pieces
         # The largest elements first, so that each tensor is aligned to its element size.
         self._order = sorted(pieces, key=lambda name: (-DTYPES[pieces[name].dtype].itemsize, name))
@@ -192,7 +192,7 @@ class _File:
 
 def _shards(found: Chosen, most: int) -> list[_File]:
     """The files of a folder: as many tensors in each as fit, at least one. An alias is noted beside its tensor."""
-    groups: list[dict[str, Piece]] = [{}]
+    groups: list[dict[str, Readable]] = [{}]
     size = 0
     for name, piece in found.pieces.items():
         if groups[-1] and size + piece.nbytes > most:
@@ -208,7 +208,7 @@ def _is_of_a_model(name: str) -> bool:
     return name in (INDEX, "model.safetensors") or _SHARD.fullmatch(name) is not None
 
 
-def _header(pieces: dict[str, Piece], order: Sequence[str], aliases: dict[str, str]) -> bytes:
+def _header(pieces: dict[str, Readable], order: Sequence[str], aliases: dict[str, str]) -> bytes:
     slots: dict[str, Slot] = {}
     true_types: dict[str, str] = {}
     begin = 0

@@ -1,4 +1,4 @@
-"""Other people's files as a step of a run: laid out as one image, checked, committed.
+"""Other people's checkpoints as a step of a run: laid out as one image, written block by block, committed.
 
 A tensor `layers.0.weight` of a file becomes `model.layers.0.weight`, as a module given as `model=` would be saved, so
 that `restore(only="model.*")` finds it.
@@ -12,48 +12,42 @@ import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import msgspec
+from typing import TYPE_CHECKING, cast
 
 from zerostall import config, native
-from zerostall.core import checksum, safetensors, values
+from zerostall.core import checksum
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
-from zerostall.core import names as paths
 from zerostall.core import steps as names
-from zerostall.core.dtypes import DTYPES
-from zerostall.core.layout import CHUNK, Layout, Shard, View
+from zerostall.core.layout import CHUNK, Layout, Shard
 from zerostall.core.manifest import Manifest, Record, RunFacts
 from zerostall.errors import FormatError, RunMismatchError, SnapshotNotFoundError, StepExistsError
 from zerostall.flow.catalog import opened_remote
-from zerostall.flow.export import DTYPES_KEY
+from zerostall.flow.export import INDEX, meter
 from zerostall.flow.folder_lock import FolderLock
-from zerostall.flow.image_reader import read_exactly, read_header
+from zerostall.flow.foreign_dcp import METADATA, read_dcp
+from zerostall.flow.foreign_safetensors import index_in, read_huggingface, read_safetensors
+from zerostall.flow.foreign_torch import items_in, read_torch, read_torch_checkpointing
+from zerostall.flow.forest import Forest
+from zerostall.flow.pour import Place, chunk_sums, pour
+from zerostall.flow.readable import Plain
 from zerostall.tiers.contract import Image
 from zerostall.tiers.disk import DiskTier
-from zerostall.tiers.files import opened, storage_errors
+from zerostall.tiers.files import storage_errors
 from zerostall.tiers.host import stride_of
 from zerostall.tiers.store import is_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator
 
+    from zerostall.core.exchange import ImportFormat, ImportOptions
     from zerostall.core.values import Document
     from zerostall.flow.catalog import Progress
+    from zerostall.flow.forest import Harvest, Inert
+    from zerostall.flow.readable import Convert
     from zerostall.tiers.contract import RunTier
 
 _THREADS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One tensor to store: its full name, and who writes its bytes (row by row) into the image."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    fill: Callable[[memoryview], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,70 +61,117 @@ class Imported:
     nbytes: int
 
 
-def import_safetensors(
-    source: str | os.PathLike[str],
+def import_foreign(
+    source: Path,
     where: str | os.PathLike[str],
     step: int,
+    options: ImportOptions,
     *,
-    root: str = "model",
+    convert: Convert | None = None,
+    inert: Inert | None = None,
+    progress: Progress | None = None,
+) -> Imported:
+    """Store somebody's checkpoint as a step of the run in `where`. No code of it is run.
+
+    Read and written in blocks, on a few threads. Memory: a few blocks (under 100 MB), and for a tensor that is stored
+    in another order than its own all that it spans.
+
+    Raises:
+        SnapshotNotFoundError: there is no such file or folder.
+        FormatError: it is not what it claims to be, is damaged, or would need code of its own to be read.
+        StateError: it holds something that cannot be stored; names it.
+        StepExistsError: the step is there, and `replace` was not said.
+        RunMismatchError: the folder belongs to a run of another name.
+        RunBusyError: an agent or another import writes to the folder.
+        StorageError: the disk refused.
+        ValueError: nothing is chosen, or the options do not go with this kind of checkpoint.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            loaded = _loaded(source, options, stack)
+        except FileNotFoundError as error:
+            if isinstance(error, SnapshotNotFoundError):
+                raise
+            raise SnapshotNotFoundError(f"{source} does not exist") from None
+        harvest = Forest(options, convert, inert).take(chosen_entry(loaded, options.key, source))
+        return store_tensors(where, step, harvest, run=options.run, replace=options.replace, progress=progress)
+
+
+def format_of(source: Path, options: ImportOptions) -> ImportFormat:
+    """What kind of checkpoint lies there. FormatError for a folder that looks like none."""
+    if options.format is not None:
+        return options.format
+    if source.is_dir():
+        if (source / METADATA).exists():
+            return "dcp"
+        index = index_in(source)
+        if index is not None and index.name in (INDEX, "model.safetensors"):
+            return "huggingface"
+        if any(path.suffix == ".pt" for path in items_in(source).values()):
+            return "torch_checkpointing"
+        if index is not None:
+            return "huggingface"
+        raise FormatError(f"{source} is no folder of DCP, Hugging Face or torch_checkpointing")
+    if source.name.endswith(".index.json"):
+        return "huggingface"
+    return "safetensors" if source.suffix == ".safetensors" else "torch"
+
+
+def _loaded(source: Path, options: ImportOptions, stack: contextlib.ExitStack) -> object:
+    match format_of(source, options):
+        case "safetensors":
+            return read_safetensors(source, stack)
+        case "huggingface":
+            index = index_in(source) if source.is_dir() else source
+            if index is None:
+                raise FormatError(f"{source} holds no safetensors files")
+            return read_safetensors(index, stack) if index.suffix == ".safetensors" else read_huggingface(index, stack)
+        case "dcp":
+            return read_dcp(source)
+        case "torch":
+            return read_torch(source, stack)
+        case "torch_checkpointing":
+            return read_torch_checkpointing(source, stack)
+
+
+def chosen_entry(loaded: object, key: str | None, source: Path) -> object:
+    """The entry of that key; all of it where no key is said. ValueError where there is none."""
+    if key is None:
+        return loaded
+    if not isinstance(loaded, dict) or key not in loaded:
+        there = ", ".join(map(str, list(loaded)[:20])) if isinstance(loaded, dict) else f"a {type(loaded).__name__}"
+        raise ValueError(f"{source} has no {key!r}; it holds {there}")
+    return cast("object", loaded[key])
+
+
+def store_tensors(
+    where: str | os.PathLike[str],
+    step: int,
+    harvest: Harvest,
+    *,
     run: str | None = None,
     replace: bool = False,
     progress: Progress | None = None,
 ) -> Imported:
-    """Store a safetensors file, whoever wrote it, as a step of the run in `where`.
+    """Commit tensors, read as they are written, as a step; raises as `import_foreign`."""
+    layout = layouts.build(
+        [Shard.whole(name, one.dtype, one.shape) for name, one in harvest.tensors.items()], harvest.views
+    )
+    small = harvest.values()
+    told = meter(layout.nbytes, progress)
 
-    Aliases that the file notes in its metadata become aliases again. Memory: the size of the file.
+    def write(fd: int, facts: RunFacts) -> Record:
+        places = [Place(0, len(layout.header), Plain(layout.header))]
+        places += [Place(entry.offset, entry.nbytes, harvest.tensors[entry.name]) for entry in layout.entries]
+        sums = pour(fd, places, layout.nbytes, told)
+        return _record(layout, chunk_sums(sums, layout.nbytes, CHUNK), small, facts, step, None)
 
-    Args:
-        root: the name that goes before every tensor's. Empty: the names are whole ones already, root and all.
-        run: a name for the run, as `Checkpointer(run=...)` gives it.
-
-    Raises:
-        SnapshotNotFoundError: there is no such file.
-        FormatError: it is none, or damaged.
-        StepExistsError: the step is there, and `replace` was not said.
-        RunMismatchError: the folder belongs to a run of another name.
-        RunBusyError: an agent or another import writes to the folder.
-        StorageError, CapacityError: disk or memory ran short.
-    """
-    path = Path(source).resolve()
-    try:
-        with opened(path) as fd:
-            raw, size = read_header(fd, path)
-            header = _decoded(raw, size, path)
-            types = _true_types(header, path)
-            pieces = [
-                _piece(full_name(tensor.name, root), tensor, types.get(tensor.name, ""), fd, path)
-                for tensor in header.tensors
-            ]
-            views = _aliases(header, pieces, root)
-            layout = layouts.build([Shard.whole(piece.name, piece.dtype, piece.shape) for piece in pieces], views)
-
-            def fill(segment: native.Segment, pool: native.Pool) -> None:
-                _fill(segment.view(0, layout.nbytes), layout, {piece.name: piece for piece in pieces}, progress)
-
-            return store(where, step, layout, module_values(pieces), fill, run=run, replace=replace)
-    except FileNotFoundError as error:
-        if isinstance(error, SnapshotNotFoundError):
-            raise
-        raise SnapshotNotFoundError(f"{path} does not exist") from None
-
-
-def full_name(name: str, root: str) -> str:
-    """The name of a tensor that a module's state_dict() would call `name`. FormatError for one that cannot be."""
-    if root:
-        return paths.join((*paths.split(root), *name.split(".")))
-    try:
-        paths.split(name)
-    except FormatError as error:
-        raise FormatError(f"without a root, names must be whole paths: {error}", hint="give a root") from None
-    return name
-
-
-def module_values(pieces: Sequence[Piece]) -> Document:
-    """The small values of a state that is nothing but modules, one for each root."""
-    roots = dict.fromkeys(str(paths.split(piece.name)[0]) for piece in pieces)
-    return values.encode({"parts": {root: ("module", {}) for root in roots}, "rng": None})
+    with _for_writing(where, step, layout, run=run, replace=replace) as (target, facts, _):
+        if isinstance(target, DiskTier):
+            _committed(target, step, lambda: target.put_by(step, 0, layout, lambda fd: write(fd, facts)), replace)
+        else:
+            _into_store(target, step, layout, harvest, small, facts, replace, told)
+    return Imported(str(target.where), step, len(layout.entries), len(layout.views), layout.nbytes)
 
 
 def store(
@@ -144,59 +185,110 @@ def store(
     metric: float | None = None,
     replace: bool = False,
 ) -> Imported:
-    """Commit an image as a step. `fill` writes all of it, header and tensors; raises as `import_safetensors`."""
+    """Commit an image as a step. `fill` writes all of it into memory, header too; raises as `import_foreign`."""
+    with _for_writing(where, step, layout, run=run, replace=replace) as (target, facts, pool):
+        segment = native.Segment("zerostall-import", stride_of(layout))
+        try:
+            fill(segment, pool)
+            _put_memory(target, step, layout, segment, small, facts, replace, metric)
+        finally:
+            segment.close()
+    return Imported(str(target.where), step, len(layout.entries), len(layout.views), layout.nbytes)
+
+
+def _into_store(
+    target: RunTier,
+    step: int,
+    layout: Layout,
+    harvest: Harvest,
+    small: Document,
+    facts: RunFacts,
+    replace: bool,
+    told: Callable[[int], None],
+) -> None:
+    """Stores are given images in memory, so there one is made first."""
+    segment = native.Segment("zerostall-import", stride_of(layout))
+    try:
+        segment.view(0, len(layout.header))[:] = layout.header
+        for entry in layout.entries:
+            harvest.tensors[entry.name].read_into(segment.view(entry.offset, entry.nbytes), 0)
+            told(entry.nbytes)
+        _put_memory(target, step, layout, segment, small, facts, replace, None)
+    finally:
+        segment.close()
+
+
+def _put_memory(
+    target: RunTier,
+    step: int,
+    layout: Layout,
+    segment: native.Segment,
+    small: Document,
+    facts: RunFacts,
+    replace: bool,
+    metric: float | None,
+) -> None:
+    starts = range(0, layout.nbytes, CHUNK)
+    sums = [native.crc32c_memory(segment.address + at, min(CHUNK, layout.nbytes - at)) for at in starts]
+    record = _record(layout, sums, small, facts, step, metric)
+
+    def put() -> Record:
+        target.put(Image(layout, record, segment.address))
+        return record
+
+    _committed(target, step, put, replace)
+
+
+@contextlib.contextmanager
+def _for_writing(
+    where: str | os.PathLike[str], step: int, layout: Layout, *, run: str | None, replace: bool
+) -> Iterator[tuple[RunTier, RunFacts, native.Pool]]:
+    """A run, for its one writer; made where it is missing."""
     names.step_folder(step)  # ValueError for what is no step
-    with _opened(where) as target:
+    with _opened(where) as (target, pool):
         if step in target.steps() and not replace:
             raise StepExistsError(
                 f"step {step} is in {target.where} already", hint="choose another step, or replace it"
             )
-        facts = _run_of(target, layout, run)
-        pool = native.Pool("import", _THREADS)
-        segment = native.Segment("zerostall-import", stride_of(layout))
-        try:
-            fill(segment, pool)
-            record = _record(segment, layout, small, facts, step, metric)
-            _commit(target, Image(layout, record, segment.address), replace)
-        finally:
-            segment.close()
-            pool.close()
-    return Imported(str(target.where), step, len(layout.entries), len(layout.views), layout.nbytes)
+        yield target, _run_of(target, layout, run), pool
 
 
 @contextlib.contextmanager
-def _opened(where: str | os.PathLike[str]) -> Iterator[RunTier]:
+def _opened(where: str | os.PathLike[str]) -> Iterator[tuple[RunTier, native.Pool]]:
     """Where to import to, for this process alone if it is a folder; in a store, one of two writers wins."""
     text = os.fspath(where)
-    if is_url(text):
-        with opened_remote(text, config.store_environment()) as remote:
-            yield remote
-        return
-    folder = Path(text).resolve()
-    with storage_errors(folder, "the run's folder", 0):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FolderLock(folder)
-    pool = native.Pool("import", _THREADS)
+    with contextlib.ExitStack() as stack:
+        if is_url(text):
+            remote = stack.enter_context(opened_remote(text, config.store_environment()))
+            pool = native.Pool("import", _THREADS)
+            stack.callback(pool.close)
+            yield remote, pool
+            return
+        folder = Path(text).resolve()
+        with storage_errors(folder, "the run's folder", 0):
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.callback(FolderLock(folder).close)
+        pool = native.Pool("import", _THREADS)
+        stack.callback(pool.close)
+        yield DiskTier(folder, pool), pool
+
+
+def _committed(target: RunTier, step: int, put: Callable[[], Record], replace: bool) -> None:
     try:
-        yield DiskTier(folder, pool)
-    finally:
-        pool.close()
-        lock.close()
-
-
-def _fill(image: memoryview, layout: Layout, pieces: Mapping[str, Piece], progress: Progress | None) -> None:
-    image[: len(layout.header)] = layout.header
-    for entry in layout.entries:
-        pieces[entry.name].fill(image[entry.offset : entry.offset + entry.nbytes])
-        if progress is not None:
-            progress(entry.offset + entry.nbytes, layout.nbytes)
+        record = put()
+        facts = manifests.facts(record, manifests.encode_record(record))
+        manifest = Manifest(
+            run=record.run, step=step, world=1, ranks=(facts,), metric=record.metric, created=record.created
+        )
+        target.commit(manifest, replace=replace)
+    except BaseException:
+        target.abandon(step)
+        raise
 
 
 def _record(
-    segment: native.Segment, layout: Layout, small: Document, run: RunFacts, step: int, metric: float | None
+    layout: Layout, checksums: list[int], small: Document, run: RunFacts, step: int, metric: float | None
 ) -> Record:
-    starts = range(0, layout.nbytes, CHUNK)
-    checksums = [native.crc32c_memory(segment.address + start, min(CHUNK, layout.nbytes - start)) for start in starts]
     return Record(
         run=run.run,
         step=step,
@@ -213,20 +305,6 @@ def _record(
     )
 
 
-def _commit(target: RunTier, image: Image, replace: bool) -> None:
-    record = image.record
-    facts = manifests.facts(record, manifests.encode_record(record))
-    manifest = Manifest(
-        run=record.run, step=record.step, world=1, ranks=(facts,), metric=record.metric, created=record.created
-    )
-    try:
-        target.put(image)
-        target.commit(manifest, replace=replace)
-    except BaseException:
-        target.abandon(record.step)
-        raise
-
-
 def _run_of(target: RunTier, layout: Layout, name: str | None) -> RunFacts:
     """What run it is; from now on this one, where it was none."""
     facts = target.run_facts()
@@ -239,61 +317,3 @@ def _run_of(target: RunTier, layout: Layout, name: str | None) -> RunFacts:
     if name not in (None, facts.name):
         raise RunMismatchError(f"{target.where} belongs to the run {facts.name!r}, not to {name!r}")
     return facts
-
-
-# ------------------------------------------------------------------------------------------- safetensors files
-
-
-def _decoded(raw: bytes, size: int, path: Path) -> safetensors.Header:
-    try:
-        return safetensors.decode(raw, size)
-    except FormatError as error:
-        raise type(error)(f"{path}: {error.args[0]}", hint=error.hint) from None
-
-
-def _true_types(header: safetensors.Header, path: Path) -> dict[str, str]:
-    """Name → true type, for the tensors that our own export had to write under another type's code."""
-    text = header.metadata.get(DTYPES_KEY, "{}")
-    try:
-        types = msgspec.json.decode(text, type=dict[str, str])
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise FormatError(f"{path}: the metadata {DTYPES_KEY} cannot be read: {error}") from None
-    for tensor in header.tensors:
-        true = DTYPES.get(types.get(tensor.name, tensor.dtype))
-        if true is None or true.name == tensor.dtype:
-            continue
-        behind = tensor.shape[len(tensor.shape) - len(true.trailing) :]
-        if true.code != DTYPES[tensor.dtype].code or behind != true.trailing:
-            raise FormatError(f"{path}: tensor {tensor.name!r} cannot be of type {true.name}")
-    return {name: true for name, true in types.items() if true in DTYPES}
-
-
-def _piece(name: str, tensor: safetensors.Tensor, true: str, fd: int, path: Path) -> Piece:
-    def fill(target: memoryview) -> None:
-        read_exactly(fd, target, tensor.offset, path)
-
-    dtype = DTYPES[true or tensor.dtype]
-    shape = tensor.shape
-    if dtype.name != tensor.dtype and dtype.trailing:
-        shape = shape[: len(shape) - len(dtype.trailing)]
-    return Piece(name, dtype.name, shape, fill)
-
-
-def _aliases(header: safetensors.Header, pieces: Sequence[Piece], root: str) -> list[View]:
-    """Names that the metadata notes as another name of a tensor in the file."""
-    known = {tensor.name: piece for tensor, piece in zip(header.tensors, pieces, strict=True)}
-    return [
-        twin(full_name(alias, root), known[base])
-        for alias, base in header.metadata.items()
-        if base in known and alias not in known
-    ]
-
-
-def twin(name: str, piece: Piece) -> View:
-    """Another name for all of a piece."""
-    strides: list[int] = []
-    step = 1
-    for size in reversed(piece.shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return View(name, piece.name, piece.dtype, piece.shape, tuple(reversed(strides)), 0)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
-    from zerostall.flow.pieces import Source
+    from zerostall.flow.readable import Source
 
 BLOCK = 4 << 20
 """Bytes that are written as one; a chunk of an image is a whole number of them."""

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from zerostall.core import layout as layouts
 from zerostall.core import parts
-from zerostall.core.contents import Content, contents, natural, untiled
+from zerostall.core.contents import DISTINCT, natural
 from zerostall.core.dtypes import DTYPES
-from zerostall.core.layout import Layout, Shard, View
+from zerostall.core.layout import Shard, View
 from zerostall.core.mosaic import Tile, row_major
-from zerostall.errors import CapabilityError, CorruptError
+from zerostall.core.pieces import gather
 from zerostall.flow.catalog import existing, newest, opened_run
 from zerostall.flow.checked_images import CheckedImage, CheckedImages
 from zerostall.flow.image_reader import buffer
-from zerostall.flow.pieces import Assembled
+from zerostall.flow.readable import Assembled
 from zerostall.tiers.contract import Stored
 
 if TYPE_CHECKING:
@@ -27,18 +26,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from zerostall.core.manifest import Manifest
+    from zerostall.core.pieces import Piece, Pieces, Whole
     from zerostall.tiers.contract import RunTier
 
 
-@dataclass(frozen=True, slots=True)
-class WholeTensor:
+class WholeTensor(msgspec.Struct, frozen=True):
     """One tensor of a step.
 
     Attributes:
         name, dtype, shape: as the user knows it, all ranks together.
-        tiles: where its parts lie; a tile's source is a rank.
+        tiles: where its parts lie; a tile's source is a rank, or the tensor that it is a view of.
         place: what two names of the very same elements have in common.
-        alias: whether it is another name for a tensor that has its own.
+        alias: the tensor of which it is another name, or a part; empty where its elements are its own.
+        base: the name of the whole that its tiles lie in; None where they lie in images.
     """
 
     name: str
@@ -46,7 +46,8 @@ class WholeTensor:
     shape: tuple[int, ...]
     tiles: tuple[Tile, ...]
     place: tuple[object, ...]
-    alias: bool
+    alias: str
+    base: str | None
 
     @property
     def nbytes(self) -> int:
@@ -66,7 +67,8 @@ class WholeStep:
         self.step = manifest.step
         self.manifest = manifest
         self._images = images
-        self.tensors = _tensors([image.stored.layout for image in images])
+        self._held = gather([image.stored.layout for image in images])
+        self.tensors = _tensors(self._held)
         self.kinds: dict[str, str] = {}
         for image in images:
             for name, kind in parts.kinds(image.stored.record.values).items():
@@ -77,13 +79,21 @@ class WholeStep:
         """Layout and record of each rank."""
         return [image.stored for image in self._images]
 
-    def piece(self, tensor: WholeTensor, name: str = "") -> Assembled:
+    def readable(self, tensor: WholeTensor, name: str = "") -> Assembled:
         """A tensor to be read, under a name of its own where it is to have one.
 
         Raises:
-            CorruptError: its boxes are not within it.
+            CorruptError: not all of it is stored.
         """
-        return Assembled(name or tensor.name, tensor.dtype, tensor.shape, tensor.tiles, self._images)
+        if tensor.base is not None:
+            whole = self._held.wholes[tensor.base]
+            base = self._whole(whole.name, whole)
+            return Assembled(name or tensor.name, tensor.dtype, tensor.shape, tensor.tiles, [base])
+        return self._whole(name or tensor.name, self._held.wholes[tensor.alias or tensor.name])
+
+    def _whole(self, name: str, whole: Whole) -> Assembled:
+        self._held.insist([whole.name])
+        return Assembled(name, whole.dtype, whole.shape, map(_tile, whole.pieces), self._images)
 
     def merged(self) -> Stored:
         """Layout and record of the image that one rank with all of it would have.
@@ -112,7 +122,7 @@ class WholeStep:
             return memory
         memory[: len(merged.layout.header)] = merged.layout.header
         for entry in merged.layout.entries:
-            self.piece(self.tensors[entry.name]).read_into(memory[entry.offset : entry.offset + entry.nbytes], 0)
+            self.readable(self.tensors[entry.name]).read_into(memory[entry.offset : entry.offset + entry.nbytes], 0)
         return memory
 
 
@@ -122,7 +132,7 @@ def once(tensors: Mapping[str, WholeTensor]) -> tuple[dict[str, WholeTensor], di
     aliases: dict[str, str] = {}
     seen: dict[tuple[object, ...], str] = {}
     # A tensor's own name before its aliases.
-    for name, one in sorted(tensors.items(), key=lambda item: item[1].alias):
+    for name, one in sorted(tensors.items(), key=lambda item: bool(item[1].alias)):
         # Empty tensors have no bytes to share.
         if one.place in seen and one.nbytes:
             aliases[name] = seen[one.place]
@@ -139,7 +149,7 @@ def opened_step(where: str | os.PathLike[str], step: int | None) -> Iterator[Who
     Raises:
         SnapshotNotFoundError: no such step.
         CorruptError: the step is damaged.
-        CapabilityError: its ranks hold different tensors under one name.
+        FormatError: its ranks hold different tensors under one name.
     """
     with opened_run(where) as run, contextlib.closing(CheckedImages()) as images:
         step = newest(run) if step is None else existing(run, step)
@@ -149,44 +159,24 @@ def opened_step(where: str | os.PathLike[str], step: int | None) -> Iterator[Who
         yield WholeStep(run, manifest, found)
 
 
-def _tensors(ranks: list[Layout]) -> dict[str, WholeTensor]:
+def _tensors(held: Pieces) -> dict[str, WholeTensor]:
     found: dict[str, WholeTensor] = {}
-    tiles: dict[str, list[Tile]] = {}
-    for rank, layout in enumerate(ranks):
-        for content in contents(layout):
-            name = untiled(content.name)
-            one = _described(name, content)
-            known = found.setdefault(name, one)
-            if (known.dtype, known.shape) != (one.dtype, one.shape):
-                raise CapabilityError(
-                    f"{name} is {known.dtype} {known.shape} on one rank and {one.dtype} {one.shape} on rank {rank}: "
-                    "together they are no tensor"
-                )
-            tiles.setdefault(name, []).append(_tile(rank, content))
-    ordered = sorted(found, key=natural)
-    return {name: _with(found[name], tiles[name]) for name in ordered}
+    for name, whole in held.wholes.items():
+        if not name.endswith(DISTINCT):
+            tiles = tuple(_tile(piece) for piece in whole.pieces)
+            found[name] = WholeTensor(name, whole.dtype, whole.shape, tiles, (name,), "", None)
+    for name, view in held.views.items():
+        base = held.wholes[view.base]
+        alias = "" if view.base.endswith(DISTINCT) else view.base
+        same = (view.start, view.dtype, view.shape, view.strides) == (0, base.dtype, base.shape, row_major(base.shape))
+        if same and alias:
+            found[name] = msgspec.structs.replace(found[alias], name=name, alias=alias)
+        else:
+            place = (view.base, view.dtype, view.shape, view.strides, view.start)
+            tile = Tile((0,) * len(view.shape), view.shape, view.strides, 0, view.start)
+            found[name] = WholeTensor(name, view.dtype, view.shape, (tile,), place, alias, view.base)
+    return {name: found[name] for name in sorted(found, key=natural)}
 
 
-def _described(name: str, content: Content) -> WholeTensor:
-    entry, view = content.entry, content.view
-    if view is None:
-        place = (untiled(entry.name), content.dtype, entry.global_shape)
-        return WholeTensor(name, content.dtype, entry.global_shape, (), place, bool(content.alias_of))
-    if entry.shape != entry.global_shape:
-        raise CapabilityError(f"{name} is a view of a part of {entry.name}: of which whole, nobody can say")
-    place = (entry.name, content.dtype, content.shape, view.start, view.strides)
-    return WholeTensor(name, content.dtype, content.shape, (), place, bool(content.alias_of))
-
-
-def _tile(rank: int, content: Content) -> Tile:
-    entry, view = content.entry, content.view
-    if view is None:
-        return Tile(entry.start, entry.shape, row_major(entry.shape), rank, entry.offset)
-    return Tile((0,) * len(view.shape), view.shape, view.strides, rank, entry.offset + view.start)
-
-
-def _with(one: WholeTensor, tiles: list[Tile]) -> WholeTensor:
-    held = sum(math.prod(tile.shape) for tile in {(tile.start, tile.shape): tile for tile in tiles}.values())
-    if held < math.prod(one.shape):
-        raise CorruptError(f"of {one.name} {one.shape}, {math.prod(one.shape) - held} elements are stored nowhere")
-    return WholeTensor(one.name, one.dtype, one.shape, tuple(tiles), one.place, one.alias)
+def _tile(piece: Piece) -> Tile:
+    return Tile(piece.box.start, piece.box.shape, row_major(piece.box.shape), piece.rank, piece.offset)

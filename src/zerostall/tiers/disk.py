@@ -29,6 +29,7 @@ from zerostall.tiers.files import (
     remove_tree,
     require_room,
     storage_errors,
+    write_by,
     write_file,
     write_whole,
 )
@@ -37,10 +38,10 @@ from zerostall.tiers.layout_files import LayoutFiles
 from zerostall.tiers.modes import OWN, Modes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from zerostall.core.layout import Layout
-    from zerostall.core.manifest import Manifest, RunFacts
+    from zerostall.core.manifest import Manifest, Record, RunFacts
 
 
 class DiskTier:
@@ -70,20 +71,26 @@ class DiskTier:
     # -------------------------------------------------------------------------------------------------- verbs
 
     def put(self, image: Image) -> None:
-        step = image.record.step
+        def write(fd: int) -> Record:
+            self._write_image(fd, image)
+            return image.record
+
+        self.put_by(image.record.step, image.record.rank, image.layout, write)
+
+    def put_by(self, step: int, rank: int, layout: Layout, write: Callable[[int], Record]) -> Record:
+        """As `put`, of an image that `write` puts into the open file by itself; it returns the image's record."""
         folder = self._draft_folder(step)
-        with storage_errors(folder, f"step {step}", image.layout.nbytes):
+        with storage_errors(folder, f"step {step}", layout.nbytes):
             make_folder(self.where, self._modes)
             with contextlib.suppress(FileExistsError):
                 folder.mkdir()
                 self._modes.folder(folder)
-            self._layouts.write(image.layout)
-            require_room(self.where, image.layout.nbytes)
-            self._write_image(folder / names.image_file(image.record.rank), image)
-            write_file(
-                folder / names.record_file(image.record.rank), manifests.encode_record(image.record), self._modes
-            )
+            self._layouts.write(layout)
+            require_room(self.where, layout.nbytes)
+            record = write_by(folder / names.image_file(rank), write, self._modes)
+            write_file(folder / names.record_file(rank), manifests.encode_record(record), self._modes)
             fsync_folder(folder)
+        return record
 
     def commit(self, manifest: Manifest, *, replace: bool = False, pin: bool = False) -> None:
         """See `contract.Tier`; `pin` marks the step so that retention never evicts it.
@@ -352,31 +359,19 @@ class DiskTier:
         if staged:
             fsync_folder(self.where)
 
-    def _write_image(self, path: Path, image: Image) -> None:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-        try:
-            self._modes.file(fd)
-            write = native.FileWrite(
-                self._pool,
-                fd,
-                image.address,
-                image.record.nbytes,
-                chunk_bytes=image.record.chunk_bytes,
-                checksums=image.record.checksums,
-                direct=self._direct,
-            )
-            write.wait(None)
-            if self._direct and write.fell_back:
-                say_once(
-                    f"direct:{self.where}", "%s: plain writes instead of O_DIRECT: %s", self.where, write.fell_back
-                )
-            os.fsync(fd)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                path.unlink()  # a full disk gets its room back at once
-            raise
-        finally:
-            os.close(fd)
+    def _write_image(self, fd: int, image: Image) -> None:
+        write = native.FileWrite(
+            self._pool,
+            fd,
+            image.address,
+            image.record.nbytes,
+            chunk_bytes=image.record.chunk_bytes,
+            checksums=image.record.checksums,
+            direct=self._direct,
+        )
+        write.wait(None)
+        if self._direct and write.fell_back:
+            say_once(f"direct:{self.where}", "%s: plain writes instead of O_DIRECT: %s", self.where, write.fell_back)
 
     def _read(self, step: int, name: str, *, of_committed: bool = False) -> bytes:
         path = self._folder(step) / name

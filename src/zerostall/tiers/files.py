@@ -10,7 +10,7 @@ import shutil
 import stat
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from zerostall.core import steps as names
 from zerostall.errors import CorruptError, FormatError, StorageError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+_Written = TypeVar("_Written")
 _MAX_JSON = 1 << 30  # a record or layout over this is not ours
 _RETRIED = (errno.ESTALE, errno.EBUSY, errno.ENOTEMPTY, errno.EEXIST)
 
@@ -115,7 +116,7 @@ def read_exactly(fd: int, view: memoryview, offset: int, path: Path) -> None:
         try:
             count = os.preadv(fd, [view], offset)
         except OSError as error:
-            raise StorageError(f"cannot read {path}: {error.strerror}", errno=error.errno) from error
+            raise _named(StorageError(f"cannot read {path}: {error.strerror}", errno=error.errno), path) from error
         if count == 0:
             raise CorruptError(f"{path} ends at byte {offset}, {len(view)} bytes too early")
         view, offset = view[count:], offset + count
@@ -132,6 +133,22 @@ def write_file(path: Path, data: bytes, modes: Modes = OWN) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def write_by(path: Path, write: Callable[[int], _Written], modes: Modes = OWN) -> _Written:
+    """Make a file, let `write` fill it, and fsync it; nothing is left of one that fails. Returns what `write` does."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        modes.file(fd)
+        written = write(fd)
+        os.fsync(fd)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            path.unlink()  # a full disk gets its room back at once
+        raise
+    finally:
+        os.close(fd)
+    return written
 
 
 def write_whole(path: Path, data: bytes, modes: Modes = OWN) -> None:

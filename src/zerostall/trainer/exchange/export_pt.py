@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from zerostall.core.exchange import ExportOptions
     from zerostall.flow.catalog import Progress
-    from zerostall.flow.pieces import Piece
+    from zerostall.flow.readable import Readable
     from zerostall.flow.whole_step import WholeStep
 
 _PLAIN = frozenset(
@@ -87,7 +87,7 @@ def _flat(found: Chosen) -> dict[str, torch.Tensor]:
     return state | {alias: state[name] for alias, name in found.aliases.items()}
 
 
-def read(piece: Piece) -> torch.Tensor:
+def read(piece: Readable) -> torch.Tensor:
     """A piece as a tensor in new memory of its own."""
     try:
         dtype = tensors.torch_dtype(DTYPES[piece.dtype].name)

@@ -6,18 +6,21 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerostall.core.exchange import ExportOptions
-from zerostall.errors import CapabilityError
+from zerostall.core.exchange import ExportOptions, ImportOptions
+from zerostall.errors import CapabilityError, SnapshotNotFoundError
 from zerostall.flow.export import Exported, export_huggingface, export_safetensors
-from zerostall.flow.importing import Imported, import_safetensors
+from zerostall.flow.foreign_torch import is_archive
+from zerostall.flow.importing import Imported, format_of, import_foreign
 from zerostall.flow.whole_step import opened_step
 
 if TYPE_CHECKING:
     import os
 
+    from zerostall.core.pickles import Global, Made
     from zerostall.flow.catalog import Progress
 
 _AS_IT_IS = ExportOptions()
+_ALL_OF_IT = ImportOptions()
 
 
 def export(
@@ -70,43 +73,51 @@ def import_file(
     source: str | os.PathLike[str],
     where: str | os.PathLike[str],
     step: int,
+    options: ImportOptions = _ALL_OF_IT,
     *,
-    root: str = "model",
-    key: str | None = None,
-    run: str | None = None,
-    replace: bool = False,
     progress: Progress | None = None,
 ) -> Imported:
-    """Store a safetensors or torch.save file, whoever wrote it, as a step that `restore` and `load` read.
+    """Store somebody's checkpoint, a file or a folder, as a step that `restore` and `load` read. No code of it is run.
 
     >>> zerostall.import_file("gpt.safetensors", "runs/tuned", 0)
     >>> zerostall.Checkpointer("runs/tuned", model=model, optimizer=optimizer).restore(only="model.*")
 
     Args:
-        source: the file; any but `.safetensors` is taken for torch.save's, and read with `weights_only=True`.
+        source: a safetensors or torch.save file, or a folder of Hugging Face, DCP or torch_checkpointing.
         where: the run's folder, created when absent.
         step: as which step.
-        root: the name that goes before each tensor's. Empty, for safetensors: the names are whole ones already.
-        key: of a torch.save file, take this entry alone.
-        run: a name for the run, as `Checkpointer(run=...)` gives it.
-        replace: a step of that number may be replaced.
+        options: what of it, under which names, as what type.
         progress: called with (bytes done, bytes in all).
 
     Raises:
-        SnapshotNotFoundError: there is no such file.
-        FormatError: it is none, or damaged, or would need code of its own to be read.
+        SnapshotNotFoundError: there is no such file or folder.
+        FormatError: it is not what it claims to be, or damaged, or would need code of its own to be read.
+        StateError: it holds something that cannot be stored; names it.
         StepExistsError: the step is there.
         RunMismatchError: the folder belongs to a run of another name.
         RunBusyError: an agent or another import writes to the folder.
+        ValueError: nothing is chosen.
     """
-    if Path(source).suffix == ".safetensors":
-        if key is not None:
-            raise ValueError(f"{source} has no entries to choose from: leave out key")
-        return import_safetensors(source, where, step, root=root, run=run, replace=replace, progress=progress)
-    _require_torch(f"{source}: this kind of file")
-    from zerostall.trainer.exchange.import_pt import import_pt
+    path = Path(source)
+    if not path.exists():
+        raise SnapshotNotFoundError(f"{path} does not exist")
+    if format_of(path, options) == "torch" and not is_archive(path):
+        _require_torch(f"{path}: a file that torch.save wrote in its old way")
+        from zerostall.trainer.exchange.import_pt import import_pt
 
-    return import_pt(source, where, step, root=root, key=key, run=run, replace=replace, progress=progress)
+        return import_pt(path, where, step, options, progress=progress)
+    convert = None
+    if options.dtype is not None:
+        _require_torch(f"{path}: another dtype")
+        from zerostall.trainer.exchange.casting import convert
+    return import_foreign(path, where, step, options, convert=convert, inert=_inert, progress=progress)
+
+
+def _inert(value: Made | Global) -> object:
+    _require_torch(f"a value of torch's ({'.'.join(value.name)})")
+    from zerostall.trainer.exchange.casting import inert
+
+    return inert(value)
 
 
 def _require_torch(what: str) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from zerostall.core.dtypes import DTYPES
 from zerostall.core.mosaic import Mosaic, Tile
-from zerostall.flow.image_reader import buffer, read_exactly
+from zerostall.errors import CorruptError
+from zerostall.flow.image_reader import buffer
+from zerostall.tiers.files import opened, read_exactly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +27,7 @@ class Source(Protocol):
         """Fill `view` with the bytes from `offset` on. CorruptError where they are not there or not right."""
 
 
-class Piece(Protocol):
+class Readable(Protocol):
     """One tensor, its elements in row-major order. Any thread may read it."""
 
     name: str
@@ -41,7 +44,7 @@ class Piece(Protocol):
 class Plain:
     """Bytes in memory: a header, say."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes | memoryview) -> None:
         self._data = memoryview(data)
 
     def read_into(self, view: memoryview, offset: int) -> None:
@@ -52,11 +55,34 @@ class OpenFile:
     """A file that somebody keeps open."""
 
     def __init__(self, fd: int, path: Path) -> None:
+        self.nbytes = os.fstat(fd).st_size
         self._fd = fd
         self._path = path
 
     def read_into(self, view: memoryview, offset: int) -> None:
         read_exactly(self._fd, view, offset, self._path)
+
+
+class FileOnDemand:
+    """A file that is opened for each read: of a folder of so many that not all could be open. Any thread.
+
+    Raises:
+        CorruptError: there is no such file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path.resolve()
+        try:
+            self.nbytes = self._path.stat().st_size
+        except FileNotFoundError:
+            raise CorruptError(f"{self._path} is missing") from None
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        try:
+            with opened(self._path) as fd:
+                read_exactly(fd, view, offset, self._path)
+        except FileNotFoundError:
+            raise CorruptError(f"{self._path} is missing") from None
 
 
 class Assembled:
@@ -90,6 +116,12 @@ class Assembled:
 
     def read_into(self, view: memoryview, offset: int) -> None:
         unit = self._mosaic.itemsize
+        before, behind = offset % unit, -(offset + len(view)) % unit
+        if before or behind:  # somebody looks into it with smaller elements
+            cover = memoryview(bytearray(before + len(view) + behind))
+            self.read_into(cover, offset - before)
+            view[:] = cover[before : before + len(view)]
+            return
         for run in self._mosaic.runs(offset // unit, len(view) // unit):
             at = run.at * unit - offset
             part = view[at : at + run.size * unit]
@@ -154,7 +186,7 @@ class _Held:
 class Cast:
     """A piece as another type; `convert` (source bytes, target bytes, source type, target type) does it."""
 
-    def __init__(self, piece: Piece, dtype: str, convert: Convert) -> None:
+    def __init__(self, piece: Readable, dtype: str, convert: Convert) -> None:
         self.name, self.dtype, self.shape = piece.name, dtype, piece.shape
         self._piece = piece
         self._convert = convert
