@@ -45,6 +45,7 @@ class FakeCuda:
         self._library.fake_cuda_work.argtypes = [
             ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int,
         ]  # fmt: skip
+        self._library.fake_cuda_hold.argtypes = [ctypes.c_void_p]
         self._library.fake_cuda_capturing.argtypes = [ctypes.c_void_p, ctypes.c_int]
         self._library.fake_cuda_allocated.restype = ctypes.c_uint64
         self._library.cuMemFree_v2.argtypes = [ctypes.c_uint64]
@@ -66,6 +67,13 @@ class FakeCuda:
 
     def work(self, stream: int, microseconds: int, tensor: StandIn, value: int) -> None:
         self._library.fake_cuda_work(stream or None, microseconds, tensor.data_ptr(), tensor.nbytes, value)
+
+    def hold(self, stream: int) -> None:
+        """What is queued there from now on waits for `release`."""
+        self._library.fake_cuda_hold(stream or None)
+
+    def release(self) -> None:
+        self._library.fake_cuda_release()
 
     def settle(self, stream: int) -> None:
         assert self._library.cuStreamSynchronize(ctypes.c_void_p(stream)) == 0

@@ -8,6 +8,7 @@
 //   fake_cuda_fail(function, nth, code)  the nth call from now on of that function fails
 //   fake_cuda_without(function)          that function fails with CUDA_ERROR_NOT_SUPPORTED until reset
 //   fake_cuda_work(stream, microseconds, to, nbytes, value)  a kernel: takes its time, then fills memory
+//   fake_cuda_hold(stream)               what is queued behind this waits for fake_cuda_release(), or a reset
 //   fake_cuda_capturing(stream, yes)     the stream is being captured into a graph
 //   fake_cuda_count(function)            calls since reset
 //   fake_cuda_allocated()                bytes of the device's memory in use
@@ -202,11 +203,40 @@ CUresult queue_copy(CUdeviceptr to, CUdeviceptr from, size_t nbytes, bool to_dev
   return CUDA_SUCCESS;
 }
 
+// Holds streams up until it is opened.
+class Gate {
+ public:
+  uint64_t draw() {
+    const std::lock_guard lock(mutex_);
+    return ++drawn_;
+  }
+  void pass(uint64_t ticket) {
+    std::unique_lock lock(mutex_);
+    opened_up_.wait(lock, [&] { return opened_ >= ticket; });
+  }
+  void open() {
+    const std::lock_guard lock(mutex_);
+    opened_ = drawn_;
+    opened_up_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable opened_up_;
+  uint64_t drawn_ = 0, opened_ = 0;
+};
+
+Gate& gate() {
+  static Gate& the = *new Gate;  // streams outlive what is torn down at the end
+  return the;
+}
+
 }  // namespace
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT void fake_cuda_reset() {
+  gate().open();
   World& w = world();
   const std::lock_guard lock(w.mutex);
   w.faults.clear();
@@ -245,6 +275,13 @@ EXPORT void fake_cuda_work(CUstream stream, int us, CUdeviceptr to, size_t nbyte
     for (size_t k = 0; k < nbytes; ++k)
       __atomic_store_n(reinterpret_cast<uint8_t*>(to) + k, static_cast<uint8_t>(value), __ATOMIC_RELAXED);
   });
+}
+
+EXPORT void fake_cuda_hold(CUstream stream) {
+  of(stream)->add([ticket = gate().draw()] { gate().pass(ticket); });
+}
+EXPORT void fake_cuda_release() {
+  gate().open();
 }
 
 EXPORT CUresult cuInit(unsigned) {
