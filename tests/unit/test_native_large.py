@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import psutil
 import pytest
@@ -57,9 +55,7 @@ def test_a_piece_beyond_four_gigabytes(expanded: bool) -> None:
     plan = Plan(nbytes=8 + tensor.nbytes, header=b"", chunk_bytes=CHUNK, offsets=[8], sizes=[tensor.nbytes])
     segment = Segment("test", plan.nbytes)
     pool = Pool("test", 2)
-    started = time.monotonic()
     capture = Capture(pool, plan, Tensors([tensor], [False]), segment.address, at_once=[])
-    assert time.monotonic() - started < 1
     assert capture.wait(100)
     assert bytes(segment.view(8, 5)) == head
     assert bytes(segment.view(plan.nbytes - 5, 5)) == tail
