@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,7 +33,36 @@ class Rank:
                     self.free += 1
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.parametrize(("holds", "through"), [(True, True), (False, False)])
+@pytest.mark.parametrize("late", [2, 3, 5, 9])
+def test_ranks_that_skip_in_turns_are_brought_together(holds: bool, through: bool, late: int) -> None:
+    """One slot each, and news takes `late` steps. One has its slot half of that time after the other."""
+    roll = Roll(2)
+    ranks = [Rank(0, 1), Rank(1, 0)]
+    ranks[1].told.append((1 + late // 2, Save(1, 0)))
+    ranks[1].sealed.add(Save(1, 0))
+    clean: list[Save] = []
+    for step in range(1, 300):
+        for rank in ranks:
+            rank.step = step
+            rank.hear()
+            save = Save(1, step)
+            if rank.step < rank.hold or rank.free == 0:
+                news = roll.passed(rank.number, save, "busy", skipped=True)
+            else:
+                rank.free -= 1
+                rank.sealed.add(save)
+                news = roll.sealed(rank.number, save, 0.0)
+            clean.extend(news.clean)
+            for hears in ranks:
+                hears.told.extend((step + late, one) for one in [*news.clean, *(one.save for one in news.spoiled)])
+                if news.hold and holds:
+                    hears.told.append((step + late, news.hold))
+    assert bool(clean) is through
+    assert not through or len(clean) > 200 // (3 * late)
+
+
+@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     world=st.integers(2, 5),
