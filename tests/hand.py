@@ -26,11 +26,13 @@ class HandTrainer:
     """A trainer without torch: it says hello, borrows memory, and seals images made by hand."""
 
     def __init__(self, folder: Path, where: Path, **hello: object) -> None:
+        self.folder = folder
         self.channel = rendezvous.connect_or_start(folder)
         _open.append(self.channel)
         self.channel.socket.settimeout(30)
         self.events: list[m.Message] = []
         fields = {"rank": 0, "world": 1, "rules": RULES, **hello}
+        self.rank, self.world = int(str(fields["rank"])), int(str(fields["world"]))
         self.welcome = self.ask(m.Hello(id=1, protocol=m.PROTOCOL, pid=os.getpid(), where=os.fsencode(where), **fields))
         self.segment: native.Segment | None = None
 
@@ -81,7 +83,9 @@ class HandTrainer:
         assert self.segment is not None
         self.segment.view(slot * self.stride, layout.nbytes)[:] = made.bytes
         run = self.welcome.run_id
-        record = manifests.encode_record(record_of(layout, made.bytes, step, run=run, created=made.created))
+        record = manifests.encode_record(
+            record_of(layout, made.bytes, step, run=run, created=made.created, rank=self.rank, world=self.world)
+        )
         self.channel.send(m.Sealed(slot=slot, record=record, **wish))
         return made
 

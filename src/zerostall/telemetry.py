@@ -52,7 +52,8 @@ class Stats:
 
     Attributes:
         saves: saves accepted.
-        skipped: saves skipped since no slot was free.
+        skipped: saves skipped since no slot was free, here or on another rank.
+        spoiled: accepted saves that came to nothing since another rank skipped them or failed.
         dirty: snapshots thrown away since a source changed behind the guard.
         failed: failures reported by slower tiers.
         bytes_captured: image bytes sealed.
@@ -65,6 +66,7 @@ class Stats:
 
     saves: int = 0
     skipped: int = 0
+    spoiled: int = 0
     dirty: int = 0
     failed: int = 0
     bytes_captured: int = 0

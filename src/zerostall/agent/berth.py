@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from zerostall import native
 from zerostall.core.candidates import Past
+from zerostall.core.roll import NONE, Save
 from zerostall.tiers.host import HostTier, stride_of
 from zerostall.wire import messages as m
 
@@ -15,14 +16,15 @@ if TYPE_CHECKING:
 
     from zerostall.agent.client import Client
     from zerostall.core.layout import Layout
-    from zerostall.core.manifest import Record
+    from zerostall.core.manifest import Manifest, Record
     from zerostall.flow.budget import Budget
 
 
 @dataclass(slots=True)
 class Wish:
-    """What a trainer said beside a sealed image."""
+    """What a trainer said beside a sealed image; `save` is the name that all ranks know it by."""
 
+    save: Save = NONE
     promise: bool = False
     replace: bool = False
     pin: bool = False
@@ -98,14 +100,25 @@ class Berth:
         tier = self.tier_with(step)
         return tier.record_of(step).created if tier else None
 
+    def created_of(self, save: Save) -> float | None:
+        """When this rank saved that very save, if its image is sealed here."""
+        wish = self.wishes.get(save.step)
+        return self.created(save.step) if wish is not None and wish.save == save else None
+
+    def manifest(self, step: int) -> Manifest | None:
+        """The manifest of the image of `step` that is sealed here, if it is clean."""
+        tier = self.tier_with(step)
+        return tier.manifest(step) if tier is not None and step in tier.steps() else None
+
     def clean_steps(self) -> list[int]:
         return sorted({step for tier in self.tiers() for step in tier.steps()})
 
     def clean_copies(self) -> list[m.CopyFacts]:
         found = {step: tier for tier in reversed(self.tiers()) for step in tier.steps()}
+        known = ((step, tier.manifest(step)) for step, tier in sorted(found.items()))
         return [
-            m.CopyFacts(step=step, tier="host", clean=True, created=tier.record_of(step).created)
-            for step, tier in sorted(found.items())
+            m.CopyFacts(step=step, tier="host", clean=True, created=manifest.created, world=manifest.world)
+            for step, manifest in known
         ]
 
     def seal(self, slot: int, record: Record, wish: Wish) -> None:
@@ -129,6 +142,11 @@ class Berth:
         grant = self.current.slots.grant(keep)
         return None if grant.index is None else m.Granted(slot=grant.index)
 
+    def send(self, message: m.Message) -> None:
+        """Tell the trainer, if there is one."""
+        if self.client is not None:
+            self.client.send(message)
+
     def take_back(self) -> None:
         """The trainer is gone: what it was capturing is worth nothing."""
         self.client = None
@@ -146,12 +164,21 @@ class Berth:
             self.current.slots.discard(slot)
 
     def forget(self, past: Iterable[Past]) -> None:
-        """Drop these very images."""
+        """Drop the images of these very steps, known by when rank 0 saved them."""
         left = set(past)
         for tier in self.tiers():
             for slot in tier.slots.sealed():
-                if Past(slot.step, tier.record_of(slot.step).created) in left:
+                clean = slot.step in tier.steps()
+                created = (tier.manifest if clean else tier.record_of)(slot.step).created
+                if Past(slot.step, created) in left:
                     tier.evict(slot.step)
+
+    def forget_unfinished(self, epoch: int) -> None:
+        """Drop what was sealed before an epoch and never was clean: it will never be."""
+        for step in self.sealed_steps():
+            wish = self.wishes.get(step)
+            if self.manifest(step) is None and (wish is None or wish.save.epoch < epoch):
+                self.forget_step(step)
 
     def forget_step(self, step: int) -> None:
         """Drop every image of the step."""

@@ -133,16 +133,18 @@ class Fetches:
 
     def _look_at(self, step: int, rank: int) -> m.CopyFacts | None:
         """What there is of a step; None when it has just been evicted."""
-        created = 0.0
+        created, world = 0.0, 0
         try:
-            created = self._disk.manifest(step).created
-            self._disk.open(step, rank)
+            manifest = self._disk.manifest(step)
+            created, world = manifest.created, manifest.world
+            if rank < world:
+                self._disk.open(step, rank)
         except SnapshotNotFoundError:
             return None
         except (ZerostallError, OSError) as error:
             why = m.plain(str(error.args[0] if error.args else error))
-            return m.CopyFacts(step=step, tier="disk", clean=False, created=created, reason=why)
-        return m.CopyFacts(step=step, tier="disk", clean=True, created=created)
+            return m.CopyFacts(step=step, tier="disk", clean=False, created=created, reason=why, world=world)
+        return m.CopyFacts(step=step, tier="disk", clean=True, created=created, world=world)
 
 
 def _ours(error: Exception, where: Path) -> ZerostallError:

@@ -61,8 +61,8 @@ def _run_note(run: Run) -> w.RunNote:
         where=plain(str(run.where))[-1000:],
         world=run.world,
         ranks=tuple(_rank_note(berth) for _, berth in sorted(run.berths.items())),
-        writing=run.writing,
-        error=plain(run.last_error)[:1000],
+        writing=run.trickle.writing(),
+        error=plain(run.trickle.last_error)[:1000],
     )
 
 

@@ -1,67 +1,37 @@
-"""One run on this node: its folder, its ranks' memory, and the step that is on its way to disk."""
+"""One run on this node: its folder, its ranks and their memory, and which of their saves are clean."""
 
 from __future__ import annotations
 
-import bisect
-import random
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerostall.agent.berth import Berth, Wish
 from zerostall.agent.fetches import Fetches
 from zerostall.agent.folder import RunFolder
-from zerostall.core import backoff
+from zerostall.agent.tally import Tally
+from zerostall.agent.trickle import Trickle
 from zerostall.core import manifest as manifests
 from zerostall.core.manifest import Manifest, Record
 from zerostall.core.retention import Keep
-from zerostall.errors import (
-    FormatError,
-    RunBusyError,
-    RunMismatchError,
-    SnapshotNotFoundError,
-    StorageError,
-    ZerostallError,
-)
-from zerostall.flow.persist import Order, Outcome, persist, prune
-from zerostall.flow.worker import Worker
+from zerostall.core.roll import News, Roll, Save, Spoiled
+from zerostall.errors import FormatError, RunBusyError, RunMismatchError, SnapshotNotFoundError
 from zerostall.telemetry import log
 from zerostall.tiers.modes import Modes
 from zerostall.wire import messages as m
-from zerostall.wire.cluster import HISTOGRAM
 
 if TYPE_CHECKING:
     from zerostall import native
     from zerostall.agent.client import Client
     from zerostall.core.candidates import Past
     from zerostall.flow.budget import Budget
-    from zerostall.tiers.host import Held, HostTier
 
 Post = Callable[[Callable[[], None]], None]
 
 
-@dataclass(slots=True)
-class Tally:
-    """What has been done for a run since this agent started; only rising."""
-
-    sealed_bytes: int = 0
-    stored_bytes: int = 0
-    stalls: list[int] = field(default_factory=lambda: [0] * (len(HISTOGRAM) + 1))
-
-    def held_up(self, seconds: Iterable[float]) -> None:
-        """Training was held so long, each time."""
-        for each in seconds:
-            self.stalls[bisect.bisect_left(HISTOGRAM, each)] += 1
-
-
-@dataclass(slots=True)
-class Flight:
-    """A step on its way to disk, and the images it keeps in place meanwhile."""
-
-    order: Order
-    held: list[tuple[HostTier, Held]]
+_LOOK_SECONDS = 1.0
+_AWAITED_SECONDS = 30.0
 
 
 class Run:
@@ -74,23 +44,16 @@ class Run:
         self.where = where
         self.world = world
         self.berths: dict[int, Berth] = {}
+        self.epoch = 0
         self.folder = RunFolder(where, pool)
         self.fetches = Fetches(self.folder.disk, post)
-        self.keep = Keep()
-        self.lossless = False
-        self.last_error = ""
         self.tally = Tally()
+        self.trickle = Trickle(self.berths, self.folder, self.fetches, post, self.advance, self.tally)
+        self.lossless = False
         self._budget = budget
         self._pool = pool
-        self._post = post
-        self._flight: Flight | None = None
-        self._untidy = 0
-        self._failures = 0
-        self._retry_at = 0.0  # when the disk's turn comes again, after a failure or a rest
-        self._interval = 0.0
-        self._began = 0.0
-        self._given_up: set[int] = set()
-        self._writer = Worker(f"trickle {where.name}")
+        self._roll = Roll(world)
+        self._patience = 600.0
 
     # ---------------------------------------------------------------------------------------------- attaching
 
@@ -113,15 +76,18 @@ class Run:
             self.folder.take()
             self._forget_strangers()
         self.folder.check_name(hello.run, empty=not self.steps())
-        self.world = hello.world
+        if hello.world != self.world:
+            self.world, self._roll = hello.world, Roll(hello.world)
         rules = hello.rules
-        self.keep = Keep(rules.keep_last, rules.keep_every, rules.keep_best, rules.best_mode)  # pyright: ignore
+        self.trickle.keep = Keep(rules.keep_last, rules.keep_every, rules.keep_best, rules.best_mode)  # pyright: ignore
+        self.trickle.interval = rules.disk_interval
         self.lossless = rules.lossless
-        self._interval = rules.disk_interval
+        self._patience = rules.patience
         if berth is None:
             berth = Berth(str(self.where), hello.rank, self._budget, self._pool)
             self.berths[hello.rank] = berth
         berth.client = client
+        self._roll.found(hello.rank)
         return berth
 
     def _forget_strangers(self) -> None:
@@ -145,11 +111,12 @@ class Run:
                     berth.forget_step(step)
 
     def detach(self, client: Client) -> None:
-        for berth in self.berths.values():
+        for rank, berth in self.berths.items():
             if berth.client is client:
                 berth.take_back()
-        if self._failures == 0:
-            self._retry_at = 0.0  # nobody trains: the newest snapshot goes to disk now
+                if rank < self.world:
+                    self._heed(self._roll.lost(rank, f"its trainer, process {client.pid}, has ended"))
+        self.trickle.hurry()  # nobody trains: the newest snapshot goes to disk now
         self.advance()
 
     def attached(self) -> bool:
@@ -182,78 +149,76 @@ class Run:
                 self.folder.on_disk.discard(record.step)  # that is another one of its number, or damaged
                 wish.replace = wish.replace or not there
         wish.promise = (wish.promise or wish.pin or self.lossless) and record.step not in self.folder.on_disk
-        if wish.promise and self._failures == 0:
-            self._retry_at = 0.0
+        if wish.promise:
+            self.trickle.hurry()
+        self.epoch = max(self.epoch, wish.save.epoch)
         berth.seal(slot, record, wish)
         self.tally.sealed_bytes += record.nbytes
-        self._given_up.discard(record.step)
+        self.trickle.try_again(record.step)
         self._tell_replaced(berth, before)
-        manifest = self._manifest(record.step)
-        if manifest is not None:
-            for rank in self.berths.values():
-                tier = rank.tier_with(record.step)
-                if tier is not None:
-                    tier.commit(manifest, replace=True)
-            if not adopted:
-                self._grant()  # before the news, so that a save right after it finds a slot
-            for rank in self.berths.values():
-                if (created := rank.created(record.step)) is not None:
-                    self._send(rank, m.Reached(step=record.step, created=created, tier="host"))
+        self._heed(self._roll.sealed(berth.rank, wish.save, time.monotonic()), adopted=adopted)
+
+    def begin(self, berth: Berth, epoch: int) -> None:
+        """The ranks have agreed where to go on from."""
+        self.epoch = max(self.epoch, epoch)
+        self._heed(self._roll.began(berth.rank, epoch))
+        berth.forget_unfinished(epoch)
+
+    def passed(self, berth: Berth, save: Save, reason: str, *, skipped: bool = False) -> None:
+        """A rank goes on without that save."""
+        self.epoch = max(self.epoch, save.epoch)
+        self._heed(self._roll.passed(berth.rank, save, reason, skipped=skipped))
 
     def revoke(self, berth: Berth, past: Past, reason: str) -> None:
-        """A sealed image is dirty after all: it goes from every tier. Others of its step's number stay."""
+        """A sealed image is dirty after all: it goes from every tier, and so do the other ranks' of that save.
+
+        Others of its step's number stay.
+        """
         step = past.step
         log.warning("%s, rank %d: step %d is dirty after all: %s", self.where, berth.rank, step, reason)
         if berth.created(step) == past.created:
+            save = berth.wishes[step].save
             berth.forget_step(step)
-            self._given_up.add(step)  # where it is being written just now, that ends first and then it goes
-            self.folder.on_disk.discard(step)
-        self._writer.submit(lambda: self._evict(berth.rank, past))
-
-    def _evict(self, rank: int, past: Past) -> None:
-        """On the writer's thread, so after what was under way."""
-        if self.folder.disk.created(past.step, rank) == past.created:
-            self.folder.disk.evict(past.step)
+            self.trickle.give_up(step)
+            self._heed(self._roll.revoked(berth.rank, save, reason))
+        self.trickle.evict(berth.rank, past)
 
     def promise(self, berth: Berth, past: Past) -> None:
         """Somebody waits for this very image on disk."""
         step, tier = past.step, berth.tier_with(past.step)
         if tier is not None and tier.record_of(step).created == past.created:
             if step in self.folder.on_disk:
-                self._send(berth, m.Reached(step=step, created=past.created, tier="disk"))
+                berth.send(m.Reached(step=step, created=past.created, tier="disk"))
                 return
             slot = tier.slots.at_step(step)
             assert slot is not None
             tier.slots.promise(slot.index)
-            self._retry_at = 0.0
+            self.trickle.hurry(though_failing=True)
         elif step in self.folder.disk.steps() and self.folder.disk.created(step, berth.rank) == past.created:
-            self._send(berth, m.Reached(step=step, created=past.created, tier="disk"))
+            berth.send(m.Reached(step=step, created=past.created, tier="disk"))
         else:
-            self._send(berth, m.Replaced(step=step, created=past.created, tier="disk"))
-
-    def when_tidy(self, call: Callable[[], None]) -> None:
-        """Call on the loop's thread when the order under way and the retention behind it are done."""
-        self._writer.submit(lambda: self._post(call))
+            berth.send(m.Replaced(step=step, created=past.created, tier="disk"))
 
     def advance(self) -> None:
-        """Do whatever can be done now: start the next order, grant slots, give back memory, let the folder go."""
-        if self._flight is None and time.monotonic() >= self._retry_at:
-            self._start_order()
+        """Do whatever can be done now: write the next step, grant slots, give back memory, let the folder go."""
+        self.trickle.start()
         self._grant()
+        self._mind_the_ranks()
         for berth in self.berths.values():
             berth.drop_older()
+        self._drop_former_ranks()
         if not self.attached() and not self.busy():
             self.folder.let_go()
 
     def _grant(self) -> None:
         """Give every trainer without a slot one, if one can be had."""
-        keep = frozenset(self._clean_steps()[-1:])
+        keep = frozenset([*self.trickle.clean_steps()[-1:], *(save.step for save in self._roll.pending())])
         for berth in self.berths.values():
             before = berth.sealed()
             grant = berth.next_grant(keep)
             if grant is not None:
                 self._tell_replaced(berth, before)
-                self._send(berth, grant)
+                berth.send(grant)
 
     def report(self, berth: Berth) -> m.RankReport:
         """What `zerostall agent status` shows of one rank."""
@@ -265,171 +230,109 @@ class Run:
             segment_bytes=berth.nbytes(),
             host_steps=tuple(berth.clean_steps()),
             disk_steps=tuple(self.folder.disk.steps()),
-            trickling=self.writing,
-            last_error=m.plain(self.last_error),
+            trickling=self.trickle.writing(),
+            last_error=m.plain(self.trickle.last_error),
             fallbacks=berth.fallbacks,
         )
 
-    @property
-    def writing(self) -> int | None:
-        """The step on its way to disk."""
-        return self._flight.order.step if self._flight else None
-
     def busy(self) -> bool:
         """Is a step on its way to disk, being read, about to go, or retention at work?"""
-        return self._flight is not None or self._untidy > 0 or self.fetches.busy() or self._next_step() is not None
+        return self.fetches.busy() or self.trickle.busy()
 
     def retry_in(self) -> float | None:
-        """Seconds until `advance` has something to retry; None when it has not."""
-        if self._flight is not None or self._retry_at == 0.0 or self._next_step() is None:
-            return None
-        return max(0.0, self._retry_at - time.monotonic())
+        """Seconds until `advance` has something to do that no message announces; None when it has not."""
+        waits = [self.trickle.retry_in(), _LOOK_SECONDS if self._roll.pending() else None]
+        return min((wait for wait in waits if wait is not None), default=None)
 
-    # ------------------------------------------------------------------------------------------------ trickle
+    # -------------------------------------------------------------------------------------- what the ranks say
 
-    def _clean_steps(self) -> list[int]:
-        """Steps sealed on every rank of this node's world, rising."""
-        berths = [self.berths[rank] for rank in range(self.world) if rank in self.berths]
-        if len(berths) < self.world:
-            return []
-        return sorted(set.intersection(*(set(berth.clean_steps()) for berth in berths)))
+    def _heed(self, news: News, *, adopted: bool = False) -> None:
+        """Act on what has become known of saves."""
+        for spoiled in news.spoiled:
+            self._spoil(spoiled)
+        for save in news.clean:
+            self._commit(save, adopted=adopted)
+        if news.hold:
+            for berth in self.berths.values():
+                berth.send(m.Hold(epoch=self.epoch, step=news.hold))
 
-    def _next_step(self) -> int | None:
-        """The step to write next: a promised one, the oldest first; else the newest clean one."""
-        clean = self._clean_steps()
-        waiting = [step for step in clean if step not in self.folder.on_disk and step not in self._given_up]
-        waited_for = next((step for step in waiting if self._waited_for(step)), None)
-        if waited_for is not None:
-            return waited_for
-        return waiting[-1] if waiting and waiting[-1] == clean[-1] else None
+    def _spoil(self, spoiled: Spoiled) -> None:
+        """What ranks hold of a save that is none goes."""
+        save = spoiled.save
+        for berth in self.berths.values():
+            if (created := berth.created_of(save)) is not None:
+                berth.forget_step(save.step)
+                reason = m.plain(spoiled.reason)
+                berth.send(
+                    m.Spoiled(
+                        step=save.step, created=created, rank=spoiled.rank, reason=reason, skipped=spoiled.skipped
+                    )
+                )
 
-    def _may_pause(self) -> bool:
-        """May the disk rest for a while? Not when somebody waits for it, nor when the trainer is gone."""
-        step = self._next_step()
-        return self._interval > 0 and self.attached() and (step is None or not self._waited_for(step))
-
-    def _waited_for(self, step: int) -> bool:
-        """Was the step promised to the disk on any rank?"""
-        return any(berth.promised(step) for berth in self.berths.values())
-
-    def _start_order(self) -> None:
-        step = self._next_step()
-        if step is None or not self.folder.taken():
-            return
-        held: list[tuple[HostTier, Held]] = []
-        wishes: list[Wish] = []
-        for rank in range(self.world):
-            tier = self.berths[rank].tier_with(step)
-            assert tier is not None
-            held.append((tier, tier.hold(step)))
-            wishes.append(self.berths[rank].wishes.get(step, Wish()))
-        order = Order(
-            manifest=held[0][0].manifest(step),
-            images=tuple(image.image for _, image in held),
-            replace=any(wish.replace for wish in wishes),
-            pin=any(wish.pin for wish in wishes),
-            aside=tuple(sorted({past for wish in wishes for past in wish.aside})),
-        )
-        self._flight = Flight(order, held)
-        self._began = time.monotonic()
-        self._untidy += 1
-
-        def write() -> None:
-            outcome = persist(self.folder.disk, order, self.folder.hold)
-            self._post(lambda: self._landed(outcome))
-            if outcome.error is None:
-                prune(self.folder.disk, self.keep, self.fetches.steps() | {order.step})
-            self._post(self._tidied)
-
-        self._writer.submit(write)
-
-    def _tidied(self) -> None:
-        self._untidy -= 1
-
-    def _landed(self, outcome: Outcome) -> None:
-        flight, self._flight = self._flight, None
-        assert flight is not None
-        same = True
-        for rank, (tier, held) in enumerate(flight.held):
-            tier.release(held)
-            berth = self.berths[rank]
-            if berth.created(outcome.step) == held.image.record.created:
-                tier.slots.promise(held.slot, False)
-            else:
-                same = False  # saved anew meanwhile, revoked, or set aside
-            if outcome.error is None and (wish := berth.wishes.get(outcome.step)):
-                wish.replace, wish.aside = True, ()  # one of its number is there now
-        if outcome.error is None:
-            self._failures, self.last_error = 0, ""
-            self.tally.stored_bytes += sum(image.record.nbytes for image in flight.order.images)
-            self._retry_at = self._began + self._interval if self._may_pause() else 0.0
-            held_here = {step for berth in self.berths.values() for step in berth.sealed_steps()}
-            self.folder.on_disk.intersection_update(held_here)  # of the others the folder itself tells
-            self._given_up.intersection_update(held_here)
-            if same:
-                self.folder.on_disk.add(outcome.step)
-            for rank, (_, held) in enumerate(flight.held):
-                created = held.image.record.created
-                self._send(self.berths[rank], m.Reached(step=outcome.step, created=created, tier="disk"))
-        else:
-            self._failed(flight, outcome.error)
-        self.advance()
-
-    def _failed(self, flight: Flight, error: ZerostallError) -> None:
-        step = flight.order.step
-        self._failures += 1
-        self._retry_at = time.monotonic() + backoff.pause(self._failures, random.random())
-        self.last_error = f"step {step}: {error.args[0]}"
-        if not isinstance(error, StorageError):
-            self._given_up.add(step)  # trying again would end the same way
-        log.error("%s: step %d did not get to disk: %s", self.where, step, error)
-        number = error.errno if isinstance(error, StorageError) else None
-        for rank, (_, held) in enumerate(flight.held):
-            failed = m.Failed(
-                step=step,
-                created=held.image.record.created,
-                tier="disk",
-                kind=type(error).__name__,
-                message=m.plain(str(error.args[0])),
-                hint=error.hint,
-                errno=number,
-            )
-            self._send(self.berths[rank], failed)
-
-    def _manifest(self, step: int) -> Manifest | None:
-        """The manifest of `step`, when every rank of the world is sealed here."""
+    def _commit(self, save: Save, *, adopted: bool) -> None:
+        """Every rank's image of the save is here: the step is clean."""
         records: list[Record] = []
         for rank in range(self.world):
-            berth = self.berths.get(rank)
-            tier = berth.tier_with(step) if berth else None
+            berth = self.berths[rank]
+            tier = berth.tier_with(save.step) if berth.created_of(save) is not None else None
             if tier is None:
-                return None
-            records.append(tier.record_of(step))
+                return  # set aside meanwhile, on a rank that has gone on from elsewhere
+            records.append(tier.record_of(save.step))
         ranks = tuple(manifests.facts(record, manifests.encode_record(record)) for record in records)
         first = records[0]
-        return Manifest(
-            run=first.run, step=step, world=self.world, ranks=ranks, metric=first.metric, created=first.created
+        manifest = Manifest(
+            run=first.run, step=save.step, world=self.world, ranks=ranks, metric=first.metric, created=first.created
         )
+        for rank in range(self.world):
+            tier = self.berths[rank].tier_with(save.step)
+            assert tier is not None
+            tier.commit(manifest, replace=True)
+        if not adopted:
+            self._grant()  # before the news, so that a save right after it finds a slot
+        for rank, record in enumerate(records):
+            self.berths[rank].send(m.Reached(step=save.step, created=record.created, tier="host"))
+
+    def _mind_the_ranks(self) -> None:
+        """Say whom a save waits for, and give up what has waited for too long."""
+        now = time.monotonic()
+        for save, ranks in self._roll.awaited(now, min(_AWAITED_SECONDS, self._patience / 2)):
+            log.warning("%s: step %d waits for ranks %s", self.where, save.step, ranks[:16])
+            for berth in self.berths.values():
+                if (created := berth.created_of(save)) is not None:
+                    berth.send(m.Awaiting(step=save.step, created=created, ranks=ranks[:16]))
+        self._heed(self._roll.overdue(now, self._patience))
+
+    def _drop_former_ranks(self) -> None:
+        """Give back the memory of ranks of a larger world, once the world of now has a step of its own on disk."""
+        former = [rank for rank, berth in self.berths.items() if rank >= self.world and not berth.held()]
+        if not former or not self._has_own_step():
+            return
+        for rank in former:
+            if self.berths[rank].client is None:
+                self.berths.pop(rank).close()
+
+    def _has_own_step(self) -> bool:
+        manifest = max((self.berths[0].manifest(step) for step in self.trickle.clean_steps()), key=_step, default=None)
+        return manifest is not None and manifest.world == self.world and manifest.step in self.folder.on_disk
 
     # ------------------------------------------------------------------------------------------------- telling
-
-    @staticmethod
-    def _send(berth: Berth, message: m.Message) -> None:
-        if berth.client is not None:
-            berth.client.send(message)
 
     def _tell_replaced(self, berth: Berth, before: set[Past]) -> None:
         for past in sorted(before - berth.sealed()):
             if past.step not in self.folder.on_disk:
-                self._send(berth, m.Replaced(step=past.step, created=past.created, tier="disk"))
+                berth.send(m.Replaced(step=past.step, created=past.created, tier="disk"))
 
     def close(self) -> None:
         """Wait for what is under way, then give back the memory and the folder."""
-        self._writer.close()
+        self.trickle.close()
         self.fetches.close()
         for berth in self.berths.values():
             berth.close()
         self.folder.let_go()
+
+
+def _step(manifest: Manifest | None) -> int:
+    return manifest.step if manifest else -1
 
 
 def _alive(pid: int) -> bool:

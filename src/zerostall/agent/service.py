@@ -19,6 +19,7 @@ from zerostall.agent.run import Run
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core.candidates import Past
+from zerostall.core.roll import Save
 from zerostall.errors import (
     AgentError,
     CapabilityError,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from zerostall.agent.door import Door
     from zerostall.config import AgentSettings
+    from zerostall.core.manifest import Record
 
 DISK_THREADS = 4
 _DOOR_SECONDS = 1.0
@@ -230,12 +232,17 @@ class Service:
         match message:
             case m.Sealed():
                 berth.fallbacks = message.fallbacks
-                wish = Wish(message.promise, message.replace, message.pin, message.aside)
-                run.seal(berth, message.slot, manifests.decode_record(message.record), wish)
+                run.seal(berth, message.slot, *_sealed(message))
                 run.tally.held_up(message.stalls)
+            case m.Begin():
+                run.begin(berth, message.epoch)
+            case m.Passed():
+                save = Save(message.epoch, message.step, message.turn)
+                run.passed(berth, save, message.reason, skipped=message.skipped)
             case m.Discarded():
                 log.warning("%s, rank %d: step %d is dirty: %s", run.where, berth.rank, message.step, message.reason)
                 berth.discard(message.slot)
+                run.passed(berth, Save(message.epoch, message.step, message.turn), message.reason)
             case m.Revoked():
                 run.revoke(berth, Past(message.step, message.created), message.reason)
             case m.Promise():
@@ -249,7 +256,7 @@ class Service:
             case m.Fetch():
                 run.fetches.fetch(client, berth, message)
             case m.Tidy():
-                run.when_tidy(lambda: client.send(m.Done(id=message.id)))
+                run.trickle.when_tidy(lambda: client.send(m.Done(id=message.id)))
             case m.Release():
                 client.release_fetched()
             case _:
@@ -277,7 +284,9 @@ class Service:
         self._clients[client] = (run, berth)
         client.name = f"trainer {client.pid}"
         log.info("trainer %d is rank %d of %d at %s", client.pid, hello.rank, hello.world, where)
-        welcome = m.Welcome(id=hello.id, pid=os.getpid(), run_id=run.folder.facts.run, steps=run.steps())
+        welcome = m.Welcome(
+            id=hello.id, pid=os.getpid(), run_id=run.folder.facts.run, steps=run.steps(), epoch=run.epoch
+        )
         tier = berth.current
         if tier is None:
             client.send(welcome)
@@ -305,10 +314,10 @@ class Service:
             raise FormatError("Adopt needs the segment's descriptor beside it")
         facts = os.fstat(fds[0])
         tier = berth.adopt(layout, request.slots, native.Segment.attach(fds[0], facts.st_size))
-        for image in request.images:
-            tier.slots.claim(image.slot)
-            wish = Wish(image.promise, image.replace, image.pin, image.aside)
-            run.seal(berth, image.slot, manifests.decode_record(image.record), wish, adopted=True)
+        images = [(image.slot, *_sealed(image)) for image in request.images]
+        for slot, record, wish in sorted(images, key=lambda image: image[2].save):
+            tier.slots.claim(slot)
+            run.seal(berth, slot, record, wish, adopted=True)
         if request.busy_slot is not None:
             tier.slots.claim(request.busy_slot)
         client.send(m.Done(id=request.id))
@@ -344,6 +353,12 @@ class Service:
             ranks=tuple(ranks),
             fallbacks=m.Fallback.all(),
         )
+
+
+def _sealed(message: m.Sealed) -> tuple[Record, Wish]:
+    record = manifests.decode_record(message.record)
+    save = Save(message.epoch, record.step, message.turn)
+    return record, Wish(save, message.promise, message.replace, message.pin, message.aside)
 
 
 def _ours(error: Exception) -> ZerostallError:

@@ -37,12 +37,21 @@ class Save(msgspec.Struct, frozen=True, order=True):
     turn: int = 0
 
 
+NONE = Save(0, -1)
+"""Before all saves."""
+
+
 class Spoiled(msgspec.Struct, frozen=True):
-    """A save that can never be clean, because of that rank."""
+    """A save that can never be clean, because of that rank.
+
+    Attributes:
+        skipped: the rank skipped it on purpose, for want of a slot.
+    """
 
     save: Save
     rank: int
     reason: str
+    skipped: bool = False
 
 
 class News(msgspec.Struct, frozen=True):
@@ -86,8 +95,8 @@ class Roll:
     _pending: dict[Save, _Pending] = field(default_factory=dict)
     _latest: dict[int, _Said] = field(default_factory=dict)
     _lost: dict[int, str] = field(default_factory=dict)
-    _newest: Save = Save(0, 0)
-    _hold: Save = Save(0, 0)
+    _newest: Save = NONE
+    _hold: Save = NONE
     _reach: int = 1
 
     def pending(self) -> list[Save]:
@@ -103,7 +112,7 @@ class Roll:
             culprit = next((r for r in range(self.world) if r != rank and self._has_passed(r, save)), None)
             if culprit is not None:
                 reason, skipped = self._why(culprit, save)
-                spoiled.append(Spoiled(save, culprit, reason))
+                spoiled.append(Spoiled(save, culprit, reason, skipped))
                 return News(spoiled=tuple(spoiled), hold=self._held(save) if skipped else 0)
             one = self._pending[save] = _Pending(set(range(self.world)), now, now)
         one.missing.discard(rank)
@@ -121,12 +130,15 @@ class Roll:
         """
         self._say(rank, save, reason, skipped)
         sealed_by_others = save in self._pending
-        spoiled = self._pass(rank, [one for one in self._pending if one <= save], reason)
+        spoiled = self._pass(rank, [one for one in self._pending if one < save], reason)
+        spoiled += self._pass(rank, [save] if sealed_by_others else [], reason, skipped=skipped)
         return News(spoiled=tuple(spoiled), hold=self._held(save) if skipped and sealed_by_others else 0)
 
-    def revoked(self, save: Save) -> None:
-        """What a rank had sealed is worth nothing after all."""
+    def revoked(self, rank: int, save: Save, reason: str) -> News:
+        """What a rank had sealed is worth nothing after all, be the save pending or clean."""
+        self._say(rank, save, reason)
         self._pending.pop(save, None)
+        return News(spoiled=(Spoiled(save, rank, reason),))
 
     def began(self, rank: int, epoch: int) -> News:
         """A rank has agreed with all others where to go on from: what is pending of before will never be whole."""
@@ -185,9 +197,11 @@ class Roll:
         self._reach = min(2 * self._reach, _FARTHEST)
         return self._hold.step
 
-    def _pass(self, rank: int, saves: list[Save], reason: str, *, whoever: bool = False) -> list[Spoiled]:
+    def _pass(
+        self, rank: int, saves: list[Save], reason: str, *, skipped: bool = False, whoever: bool = False
+    ) -> list[Spoiled]:
         """Spoil those of these saves that the rank has not sealed."""
         gone = sorted(save for save in saves if whoever or rank in self._pending[save].missing)
         for save in gone:
             del self._pending[save]
-        return [Spoiled(save, rank, reason) for save in gone]
+        return [Spoiled(save, rank, reason, skipped) for save in gone]

@@ -25,6 +25,7 @@ from zerostall.trainer.link import Link
 from zerostall.trainer.mappings import Mappings
 from zerostall.trainer.memory import Shelf
 from zerostall.trainer.options import Options, step_number
+from zerostall.trainer.pace import Pace
 from zerostall.trainer.saving import Saving
 from zerostall.trainer.sealer import TOLD_SECONDS, Sealer
 from zerostall.trainer.state import Choice, State
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
 
     from zerostall.core.matching import Strict
     from zerostall.core.retention import Keep
+    from zerostall.core.roll import Save
+    from zerostall.trainer.captures import Taken
+
+_TELL_SECONDS = 1.0
 
 
 class Checkpointer:
@@ -125,13 +130,12 @@ class Checkpointer:
                 choice=Choice.of(only, frozen, alone=self._world.size == 1),
                 expected=expect_shapes,
             )
-        self._attempt = agree_on_terms(self._world, self._where, self._options, run=run, rng=rng, guard=guard)
+        agree_on_terms(self._world, self._where, self._options, run=run, rng=rng, guard=guard)
         self.stats = Stats()
         self._condition = threading.Condition()
         self._shelf = Shelf(self._condition)
         self._ledger = Ledger(self._where, self._condition, self.stats)
         self._flight: Flight | None = None
-        self._last_skipped: int | None = None
         self._closed = False
         self._pid = os.getpid()
         hello = m.Hello(
@@ -141,17 +145,18 @@ class Checkpointer:
             where=os.fsencode(self._where),
             rank=self._world.rank,
             world=self._world.size,
-            rules=self._options.rules(),
+            rules=self._options.rules(self._world.patience),
             run=run,
             umask=umask(),
         )
         with self._world.excused("Checkpointer(...)"):
             self._link = Link(runtime_dir(), hello, _Ear(self))
         try:
-            agree_on_run(self._world, self._where, self._link.welcome.run_id)
+            self._pace = Pace(agree_on_run(self._world, self._where, self._link.welcome))
         except BaseException:
             self._link.close()
             raise
+        self._link.tell(m.Begin(epoch=self._pace.epoch), timeout=_TELL_SECONDS)
         self._ledger.found(self._link.welcome.steps)
         self._mappings = Mappings(self._options.copy_threads)
         if (lent := self._link.welcome.memory) is not None:
@@ -203,15 +208,10 @@ class Checkpointer:
         if replace is None:
             return Saving(step, self._condition, skipped=f"step {step} is there already")
         self._look_back()
-        busy = "no slot is free: an older snapshot is still on its way"
-        try:
-            taken = self._captures.take(when_busy or self._options.when_busy)
-        except AgentError as error:
-            taken, busy = None, str(error.args[0])
-            log.error("step %d is not saved: %s", step, error)
+        name = self._pace.next(step)
+        taken, busy = self._take(name, when_busy or self._options.when_busy)
         if taken is None:
             self.stats.skipped += 1
-            self._last_skipped = step
             self.stats.record_call(time.perf_counter() - start)
             return Saving(step, self._condition, skipped=busy)
         created = time.time()
@@ -232,7 +232,15 @@ class Checkpointer:
             saving=saving,
             metric=metric,
             created=created,
-            wish=m.Sealed(slot=taken.slot, record=b"", replace=replace, pin=pin, aside=self._ledger.aside),
+            wish=m.Sealed(
+                slot=taken.slot,
+                record=b"",
+                epoch=name.epoch,
+                turn=name.turn,
+                replace=replace,
+                pin=pin,
+                aside=self._ledger.aside,
+            ),
         )
         self._ledger.accept(saving)
         self._flight = flight
@@ -240,6 +248,31 @@ class Checkpointer:
         self.stats.saves += 1
         self.stats.record_call(time.perf_counter() - start)
         return saving
+
+    def _take(self, name: Save, when_busy: WhenBusy) -> tuple[Taken | None, str]:
+        """Begin to capture, or None and why this save is skipped; then the other ranks are told."""
+        busy, skipped = self._pace.held(name), True
+        try:
+            if not busy or when_busy == "wait":
+                taken = self._captures.take(when_busy)
+                if taken is not None:
+                    return taken, ""
+                busy = "no slot is free: an older snapshot is still on its way"
+        except AgentError as error:
+            busy, skipped = str(error.args[0]), False
+            log.error("step %d is not saved: %s", name.step, error)
+        except BaseException as error:
+            self._pass(name, repr(error))
+            raise
+        self._ledger.skipped(name.step)
+        self._pass(name, busy, skipped=skipped)
+        return None, busy
+
+    def _pass(self, name: Save, reason: str, *, skipped: bool = False) -> None:
+        """Tell the other ranks that this one goes on without a save, if they can be told at once."""
+        if self._world.size > 1 and self._link.up():
+            passed = m.Passed(step=name.step, epoch=name.epoch, turn=name.turn, reason=reason, skipped=skipped)
+            self._link.tell(passed, timeout=_TELL_SECONDS)
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
@@ -329,16 +362,8 @@ class Checkpointer:
         deadline = time.monotonic() + timeout
         try:
             self._settle(timeout)
-            newest = self._ledger.newest()
-            if self._last_skipped is not None and (newest is None or newest.step < self._last_skipped):
-                log.warning(
-                    "the last save, of step %d, was skipped: the newest snapshot is of step %s. Say when_busy='wait' "
-                    "for the last save of a run",
-                    self._last_skipped,
-                    newest.step if newest else "none",
-                )
+            newest = self._ledger.await_newest(deadline)
             if newest is not None:
-                newest.wait("disk", timeout=deadline - time.monotonic())
                 with contextlib.suppress(AgentError, WaitTimeoutError):  # the step is safe, and so is what is left over
                     self._link.ask(m.Tidy, timeout=max(0.0, deadline - time.monotonic()))
             self._ledger.raise_unreported()
@@ -395,6 +420,8 @@ class Checkpointer:
                 self._shelf.grant(slot)
             case m.Leased():
                 self._shelf.leased()
+            case m.Hold(epoch=epoch, step=step):
+                self._pace.hold(epoch, step)
             case _:
                 self._ledger.heard(event)
 

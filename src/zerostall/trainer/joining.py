@@ -1,8 +1,7 @@
-"""How the ranks of one attempt come together: the same choices, one run, and a name for the attempt."""
+"""How the ranks come together: the same choices, one run, and an epoch that none of them has seen before."""
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -18,12 +17,13 @@ if TYPE_CHECKING:
 
     from zerostall.trainer.options import Options
     from zerostall.trainer.world import World
+    from zerostall.wire.messages import Welcome
 
 _TERMS = dict[str, str]
 
 
-def agree_on_terms(world: World, where: Path, options: Options, **more: object) -> str:
-    """Make sure that every rank was told the same; the name of this attempt, which no other has.
+def agree_on_terms(world: World, where: Path, options: Options, **more: object) -> None:
+    """Make sure that every rank was told the same.
 
     Raises:
         RankError: a rank differs; names it and the option.
@@ -36,25 +36,34 @@ def agree_on_terms(world: World, where: Path, options: Options, **more: object) 
         problem = agreement.difference([msgspec.json.decode(one, type=_TERMS) for one in all_terms])
         if problem:
             raise RankError(f"the ranks' checkpointers differ: {problem}", hint="give every rank the same options")
-        return uuid.uuid4().hex.encode()
+        return b""
 
-    return world.decide(msgspec.json.encode(terms), decide, what="Checkpointer(...): options").decode()
+    world.decide(msgspec.json.encode(terms), decide, what="Checkpointer(...): options")
 
 
-def agree_on_run(world: World, where: Path, run: str) -> None:
-    """Make sure that the folder is the same for every rank.
+class _Found(msgspec.Struct, frozen=True):
+    """What a rank's agent knows of the run."""
+
+    run: str
+    epoch: int
+
+
+def agree_on_run(world: World, where: Path, welcome: Welcome) -> int:
+    """Make sure that the folder is the same for every rank; the epoch that begins now, newer than all before.
 
     Raises:
         RunMismatchError: it is another run's on some rank.
     """
 
-    def decide(runs: Sequence[bytes]) -> bytes:
-        for rank, other in enumerate(runs):
-            if other != runs[0]:
+    def decide(everything: Sequence[bytes]) -> bytes:
+        found = [msgspec.json.decode(one, type=_Found) for one in everything]
+        for rank, other in enumerate(found):
+            if other.run != found[0].run:
                 raise RunMismatchError(
-                    f"{where} is run {other.decode()} on rank {rank} and run {runs[0].decode()} on rank 0",
+                    f"{where} is run {other.run} on rank {rank} and run {found[0].run} on rank 0",
                     hint="it must be one folder that all nodes share",
                 )
-        return b""
+        return msgspec.json.encode(max(one.epoch for one in found) + 1)
 
-    world.decide(run.encode(), decide, what="Checkpointer(...): the run")
+    mine = msgspec.json.encode(_Found(welcome.run_id, welcome.epoch))
+    return msgspec.json.decode(world.decide(mine, decide, what="Checkpointer(...): the run"), type=int)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import time
 from typing import TYPE_CHECKING
 
-from zerostall.errors import ReplacedError, StepExistsError, TornError, ZerostallError
+from zerostall.errors import RankError, ReplacedError, StepExistsError, TornError, ZerostallError
 from zerostall.telemetry import Stats, log
 from zerostall.wire import messages as m
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from zerostall.trainer.saving import Saving
 
 _MOST_KNOWN = 10_000
+_ALL_WAIT = "with when_busy='wait' no rank skips a save"
 
 
 class Ledger:
@@ -33,6 +35,7 @@ class Ledger:
         self._savings: dict[int, Saving] = {}
         self._urged: set[Saving] = set()
         self._failure: ZerostallError | None = None
+        self._last_skipped: int | None = None
 
     # ------------------------------------------------------------------------------------------ what is there
 
@@ -106,6 +109,34 @@ class Ledger:
         with self._condition:
             return self._savings[max(self._savings)] if self._savings else None
 
+    def skipped(self, step: int) -> None:
+        """This rank has skipped a save."""
+        with self._condition:
+            self._last_skipped = step
+
+    def await_newest(self, deadline: float) -> Saving | None:
+        """Wait until the newest save is on disk, and return it; says so if the very last one was skipped.
+
+        Raises: what `Saving.wait` raises.
+        """
+        while (newest := self.newest()) is not None:
+            try:
+                newest.wait("disk", timeout=max(0.0, deadline - time.monotonic()))
+                break
+            except ReplacedError:
+                if not newest.skipped:
+                    raise
+                # Another rank has skipped it: the one before is the newest now.
+        last = self._last_skipped
+        if last is not None and (newest is None or newest.step < last):
+            log.warning(
+                "the last save, of step %d, was skipped: the newest snapshot is of step %s. Say when_busy='wait' for "
+                "the last save of a run",
+                last,
+                newest.step if newest else "none",
+            )
+        return newest
+
     def urge(self, saving: Saving) -> bool:
         """Somebody waits for it on disk; True when the agent should be told."""
         with self._condition:
@@ -126,6 +157,11 @@ class Ledger:
                     self._reached(event)
                 case m.Failed():
                     self._failed(event)
+                case m.Spoiled():
+                    self._spoiled(event)
+                case m.Awaiting():
+                    if self._saving_of(event):
+                        log.warning("step %d: waiting for rank %s", event.step, ", ".join(map(str, event.ranks)))
                 case m.Replaced():
                     if saving := self._saving_of(event):
                         self._replaced(saving, event.tier)
@@ -134,21 +170,24 @@ class Ledger:
 
     def dirty(self, saving: Saving, error: ZerostallError) -> None:
         """The capture of a step came to nothing."""
-        step = saving.step
         with self._condition:
             if isinstance(error, TornError):
                 self._stats.dirty += 1
             else:
                 self._stats.failed += 1
             self._failure = error
-            self._urged.discard(saving)
-            if self._savings.get(step) is saving:
-                del self._savings[step]
-                if not saving._replaces:
-                    self._known.remove(step)
+            self._take_off(saving)
             saving._failed("host", error)
 
-    def _saving_of(self, event: m.Reached | m.Failed | m.Replaced) -> Saving | None:
+    def _take_off(self, saving: Saving) -> None:
+        """It counts no longer: its step may be saved again."""
+        self._urged.discard(saving)
+        if self._savings.get(saving.step) is saving:
+            del self._savings[saving.step]
+            if not saving._replaces:
+                self._known.remove(saving.step)
+
+    def _saving_of(self, event: m.Reached | m.Failed | m.Replaced | m.Spoiled | m.Awaiting) -> Saving | None:
         """The save that an event is about: None where it is of another of its number."""
         saving = self._savings.get(event.step)
         return saving if saving is not None and saving.created == event.created else None
@@ -175,6 +214,23 @@ class Ledger:
         if saving := self._saving_of(event):
             self._urged.discard(saving)
             saving._failed(event.tier, error)
+
+    def _spoiled(self, event: m.Spoiled) -> None:
+        saving = self._saving_of(event)
+        if saving is None:
+            return
+        self._stats.spoiled += 1
+        self._take_off(saving)
+        if event.skipped:
+            self._stats.skipped += 1
+            self._last_skipped = event.step
+            saving.skipped = f"rank {event.rank} skipped it: {event.reason}"
+            saving._failed("host", ReplacedError(f"step {event.step}: {saving.skipped}", hint=_ALL_WAIT))
+            return
+        error = RankError(f"step {event.step} is not clean: rank {event.rank}: {event.reason}")
+        log.error("%s", error)
+        self._failure = error
+        saving._failed("host", error)
 
     def _replaced(self, saving: Saving, tier: str) -> None:
         self._urged.discard(saving)

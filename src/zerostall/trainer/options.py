@@ -74,8 +74,8 @@ class Options:
         """Memory the guard may move pending chunks to."""
         return self.freeze_bytes if self.policy == "freeze" else 0
 
-    def rules(self) -> m.Rules:
-        """The part that concerns the agent."""
+    def rules(self, patience: float) -> m.Rules:
+        """The part that concerns the agent; `patience` as in `m.Rules`."""
         return m.Rules(
             keep_last=self.keep.last,
             keep_every=self.keep.every,
@@ -83,6 +83,7 @@ class Options:
             best_mode=self.keep.mode,
             lossless=self.when_busy == "wait",
             disk_interval=self.disk_interval,
+            patience=patience,
         )
 
 

@@ -18,7 +18,8 @@ class Saving:
     Attributes:
         step: the step that was given to `save`.
         created: seconds since 1970, when `save` was called; tells this save from others of its number.
-        skipped: why the save was skipped, or "" when it was accepted. Falsy when accepted.
+        skipped: why the save was skipped, or "" when it was accepted. Falsy when accepted; with many ranks it may turn
+            out later that another one has skipped the step.
     """
 
     def __init__(

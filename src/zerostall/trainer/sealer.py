@@ -118,7 +118,11 @@ class Sealer:
             ours = error if isinstance(error, ZerostallError) else StateError(f"step {flight.step}: {error!r}")
             self._shelf.discarded(flight.taken.slot)
             self._dirty(flight, ours)
-            self._link.tell(m.Discarded(slot=flight.taken.slot, step=flight.step, reason=str(ours.args[0])))
+            wish = flight.wish
+            reason = str(ours.args[0])
+            self._link.tell(
+                m.Discarded(slot=wish.slot, step=flight.step, reason=reason, epoch=wish.epoch, turn=wish.turn)
+            )
         else:
             sealed = msgspec.structs.replace(flight.wish, record=record)
             self._shelf.sealed(flight.step, sealed)

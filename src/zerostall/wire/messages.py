@@ -4,9 +4,9 @@ A request carries an `id` and is answered by a message with the same id (or by `
 are not answered. File descriptors travel beside a message (see `channel`).
 
     trainer → agent   Hello  Lease  Adopt  Find  Fetch  Tidy  Status  Stop             (requests)
-                      Sealed  Discarded  Revoked  Promise  Release                     (events)
+                      Begin  Sealed  Discarded  Passed  Revoked  Promise  Release      (events)
     agent → trainer   Welcome  Leased  Found  Fetched  Done  Report  Refused           (answers)
-                      Granted  Reached  Failed  Replaced                               (events)
+                      Granted  Reached  Failed  Replaced  Spoiled  Awaiting  Hold      (events)
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Rules(msgspec.Struct, frozen=True):
         keep_last, keep_every, keep_best, best_mode: see `core.retention.Keep`.
         lossless: `when_busy="wait"`: no sealed image is replaced before it is on disk.
         disk_interval: seconds from one write to disk to the next, unless somebody waits for it.
+        patience: seconds after which a save that some ranks have sealed, and others have said nothing of, is given up.
     """
 
     keep_last: int
@@ -46,6 +47,7 @@ class Rules(msgspec.Struct, frozen=True):
     best_mode: str = "min"
     lossless: bool = False
     disk_interval: float = 0.0
+    patience: float = 600.0
 
 
 class Hello(Message, frozen=True):
@@ -82,10 +84,17 @@ class Fallback(msgspec.Struct, frozen=True):
         return tuple(cls(plain(found.text), found.count) for found in telemetry.fallbacks())
 
 
+class Begin(Message, frozen=True):
+    """All ranks have agreed where to go on from: what some of them sealed before, and not all, is worth nothing."""
+
+    epoch: int
+
+
 class Sealed(Message, frozen=True):
     """The granted slot holds a whole image.
 
     Attributes:
+        epoch, turn: with the record's step the name of this save, the same on every rank; see `core.roll.Save`.
         promise: the image must not be replaced before it is on disk.
         replace: a committed step of that number may be replaced.
         pin: retention never evicts it.
@@ -96,6 +105,8 @@ class Sealed(Message, frozen=True):
 
     slot: int
     record: bytes
+    epoch: int = 0
+    turn: int = 0
     promise: bool = False
     replace: bool = False
     pin: bool = False
@@ -115,11 +126,27 @@ class Adopt(Message, frozen=True):
 
 
 class Discarded(Message, frozen=True):
-    """The granted slot holds nothing of use."""
+    """The granted slot holds nothing of use. `epoch` and `turn` as in `Sealed`."""
 
     slot: int
     step: int
     reason: str
+    epoch: int = 0
+    turn: int = 0
+
+
+class Passed(Message, frozen=True):
+    """This rank goes on without that save.
+
+    Attributes:
+        skipped: for want of a slot, or because all ranks hold off.
+    """
+
+    step: int
+    epoch: int
+    turn: int
+    reason: str
+    skipped: bool
 
 
 class Revoked(Message, frozen=True):
@@ -192,6 +219,7 @@ class Welcome(Message, frozen=True):
     """The agent knows the run: its id, and the steps that are there already (host memory and disk).
 
     Attributes:
+        epoch: the newest that the agent knows of.
         memory: what this rank's trainer before was lent and the agent still holds.
     """
 
@@ -199,6 +227,7 @@ class Welcome(Message, frozen=True):
     pid: int
     run_id: str
     steps: tuple[int, ...]
+    epoch: int = 0
     memory: Lent | None = None
 
 
@@ -215,7 +244,9 @@ class CopyFacts(msgspec.Struct, frozen=True):
     """One copy of one step: where it is, and if it is not clean, why.
 
     Attributes:
-        created: when it was saved, which tells it from others of that number; 0.0 where the copy is too damaged to say.
+        created: when rank 0 saved the step, which tells it from others of that number; 0.0 where the copy is too
+            damaged to say.
+        world: how many ranks saved it; 0 where the copy is too damaged to say.
     """
 
     step: int
@@ -223,6 +254,7 @@ class CopyFacts(msgspec.Struct, frozen=True):
     clean: bool
     created: float
     reason: str = ""
+    world: int = 0
 
 
 class Found(Message, frozen=True):
@@ -331,10 +363,35 @@ class Replaced(Message, frozen=True):
     tier: str
 
 
-FromTrainer = (
-    Hello | Lease | Adopt | Sealed | Discarded | Revoked | Promise | Find | Fetch | Release | Tidy | Status | Stop
-)
-FromAgent = Welcome | Leased | Found | Fetched | Done | Report | Refused | Granted | Reached | Failed | Replaced
+class Spoiled(Message, frozen=True):
+    """A save will never be clean: another rank has skipped it, or it came to nothing there."""
+
+    step: int
+    created: float
+    rank: int
+    reason: str
+    skipped: bool = False
+
+
+class Awaiting(Message, frozen=True):
+    """A save that this rank has sealed is not clean yet: these ranks have said nothing of it."""
+
+    step: int
+    created: float
+    ranks: tuple[int, ...]
+
+
+class Hold(Message, frozen=True):
+    """Skip every save of a step before this one, so that all ranks save the same steps again."""
+
+    epoch: int
+    step: int
+
+
+_Request = Hello | Lease | Adopt | Find | Fetch | Tidy | Status | Stop
+FromTrainer = _Request | Begin | Sealed | Discarded | Passed | Revoked | Promise | Release
+_Answer = Welcome | Leased | Found | Fetched | Done | Report | Refused
+FromAgent = _Answer | Granted | Reached | Failed | Replaced | Spoiled | Awaiting | Hold
 
 
 def rebuild_error(kind: str, message: str, *, hint: str = "", errno: int | None = None) -> errors.ZerostallError:

@@ -1,0 +1,240 @@
+"""From host memory to disk: which clean step goes next, and what becomes of it. One at a time."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zerostall.agent.berth import Berth, Wish
+from zerostall.core import backoff
+from zerostall.core.retention import Keep
+from zerostall.errors import StorageError, ZerostallError
+from zerostall.flow.persist import Order, Outcome, persist, prune
+from zerostall.flow.worker import Worker
+from zerostall.telemetry import log
+from zerostall.wire import messages as m
+
+if TYPE_CHECKING:
+    from zerostall.agent.fetches import Fetches
+    from zerostall.agent.folder import RunFolder
+    from zerostall.agent.tally import Tally
+    from zerostall.core.candidates import Past
+    from zerostall.tiers.host import Held, HostTier
+
+Post = Callable[[Callable[[], None]], None]
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step on its way to disk, and the images it keeps in place meanwhile."""
+
+    order: Order
+    held: list[tuple[HostTier, Held]]
+
+
+class Trickle:
+    """Driven by the agent's loop; its writer comes back through `post`.
+
+    Attributes:
+        keep: what retention keeps.
+        interval: seconds from one write to the next, while nobody waits for it.
+        last_error: what went wrong last, until a write works again.
+    """
+
+    def __init__(
+        self,
+        berths: Mapping[int, Berth],
+        folder: RunFolder,
+        fetches: Fetches,
+        post: Post,
+        advance: Callable[[], None],
+        tally: Tally,
+    ) -> None:
+        self.keep = Keep()
+        self.interval = 0.0
+        self.last_error = ""
+        self._berths = berths
+        self._folder = folder
+        self._fetches = fetches
+        self._post = post
+        self._advance = advance
+        self._tally = tally
+        self._flight: Flight | None = None
+        self._untidy = 0
+        self._failures = 0
+        self._retry_at = 0.0  # when the disk's turn comes again, after a failure or a rest
+        self._began = 0.0
+        self._given_up: set[int] = set()
+        self._writer = Worker(f"trickle {folder.where.name}")
+
+    # ------------------------------------------------------------------------------------------- what to write
+
+    def clean_steps(self) -> list[int]:
+        """Steps of which every rank's image is here, rising."""
+        first = self._berths.get(0)
+        return [] if first is None else [step for step in first.clean_steps() if self._whole(step)]
+
+    def next_step(self) -> int | None:
+        """The step to write next: a promised one, the oldest first; else the newest clean one."""
+        clean = self.clean_steps()
+        waiting = [step for step in clean if step not in self._folder.on_disk and step not in self._given_up]
+        waited_for = next((step for step in waiting if self._waited_for(step)), None)
+        if waited_for is not None:
+            return waited_for
+        return waiting[-1] if waiting and waiting[-1] == clean[-1] else None
+
+    def writing(self) -> int | None:
+        """The step that is on its way."""
+        return self._flight.order.step if self._flight else None
+
+    def busy(self) -> bool:
+        """Is a step on its way to disk or about to go, or retention at work?"""
+        return self._flight is not None or self._untidy > 0 or self.next_step() is not None
+
+    def retry_in(self) -> float | None:
+        """Seconds until `start` has something to retry; None when it has not."""
+        if self._flight is not None or self._retry_at == 0.0 or self.next_step() is None:
+            return None
+        return max(0.0, self._retry_at - time.monotonic())
+
+    def hurry(self, *, though_failing: bool = False) -> None:
+        """Somebody waits for the disk now, or nobody trains: it rests no longer. Unless its last write has failed."""
+        if self._failures == 0 or though_failing:
+            self._retry_at = 0.0
+
+    def try_again(self, step: int) -> None:
+        """There is a new image of the step."""
+        self._given_up.discard(step)
+
+    def give_up(self, step: int) -> None:
+        """The step is dirty after all. Where it is being written just now, that ends first."""
+        self._given_up.add(step)
+        self._folder.on_disk.discard(step)
+
+    def _whole(self, step: int) -> bool:
+        manifest = self._berths[0].manifest(step)
+        if manifest is None:
+            return False
+        others = (self._berths.get(rank) for rank in range(1, manifest.world))
+        return all(berth is not None and berth.manifest(step) == manifest for berth in others)
+
+    def _may_pause(self) -> bool:
+        """May the disk rest for a while? Not when somebody waits for it, nor when the trainers are gone."""
+        step = self.next_step()
+        attached = any(berth.client for berth in self._berths.values())
+        return self.interval > 0 and attached and (step is None or not self._waited_for(step))
+
+    def _waited_for(self, step: int) -> bool:
+        """Was the step promised to the disk on any rank?"""
+        return any(berth.promised(step) for berth in self._berths.values())
+
+    # ------------------------------------------------------------------------------------------------- writing
+
+    def start(self) -> None:
+        """Send the next step on its way, if there is one and it is its time."""
+        if self._flight is not None or time.monotonic() < self._retry_at:
+            return
+        step = self.next_step()
+        if step is None or not self._folder.taken():
+            return
+        manifest = self._berths[0].manifest(step)
+        assert manifest is not None
+        held: list[tuple[HostTier, Held]] = []
+        wishes: list[Wish] = []
+        for rank in range(manifest.world):
+            tier = self._berths[rank].tier_with(step)
+            assert tier is not None
+            held.append((tier, tier.hold(step)))
+            wishes.append(self._berths[rank].wishes.get(step, Wish()))
+        order = Order(
+            manifest=manifest,
+            images=tuple(image.image for _, image in held),
+            replace=any(wish.replace for wish in wishes),
+            pin=any(wish.pin for wish in wishes),
+            aside=tuple(sorted({past for wish in wishes for past in wish.aside})),
+        )
+        self._flight = Flight(order, held)
+        self._began = time.monotonic()
+        self._untidy += 1
+
+        def write() -> None:
+            outcome = persist(self._folder.disk, order, self._folder.hold)
+            self._post(lambda: self._landed(outcome))
+            if outcome.error is None:
+                prune(self._folder.disk, self.keep, self._fetches.steps() | {order.step})
+            self._post(self._tidied)
+
+        self._writer.submit(write)
+
+    def when_tidy(self, call: Callable[[], None]) -> None:
+        """Call on the loop's thread when the order under way and the retention behind it are done."""
+        self._writer.submit(lambda: self._post(call))
+
+    def evict(self, rank: int, past: Past) -> None:
+        """Remove a step from disk, if that rank's image there is this very one; after what is under way."""
+
+        def remove() -> None:
+            if self._folder.disk.created(past.step, rank) == past.created:
+                self._folder.disk.evict(past.step)
+
+        self._writer.submit(remove)
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        self._writer.close()
+
+    def _tidied(self) -> None:
+        self._untidy -= 1
+
+    def _landed(self, outcome: Outcome) -> None:
+        flight, self._flight = self._flight, None
+        assert flight is not None
+        same = True
+        for rank, (tier, held) in enumerate(flight.held):
+            tier.release(held)
+            berth = self._berths[rank]
+            if berth.created(outcome.step) == held.image.record.created:
+                tier.slots.promise(held.slot, False)
+            else:
+                same = False  # saved anew meanwhile, revoked, or set aside
+            if outcome.error is None and (wish := berth.wishes.get(outcome.step)):
+                wish.replace, wish.aside = True, ()  # one of its number is there now
+        if outcome.error is None:
+            self._failures, self.last_error = 0, ""
+            self._tally.stored_bytes += sum(image.record.nbytes for image in flight.order.images)
+            self._retry_at = self._began + self.interval if self._may_pause() else 0.0
+            held_here = {step for berth in self._berths.values() for step in berth.sealed_steps()}
+            self._folder.on_disk.intersection_update(held_here)  # of the others the folder itself tells
+            self._given_up.intersection_update(held_here)
+            if same:
+                self._folder.on_disk.add(outcome.step)
+            for rank, (_, held) in enumerate(flight.held):
+                created = held.image.record.created
+                self._berths[rank].send(m.Reached(step=outcome.step, created=created, tier="disk"))
+        else:
+            self._failed(flight, outcome.error)
+        self._advance()
+
+    def _failed(self, flight: Flight, error: ZerostallError) -> None:
+        step = flight.order.step
+        self._failures += 1
+        self._retry_at = time.monotonic() + backoff.pause(self._failures, random.random())
+        self.last_error = f"step {step}: {error.args[0]}"
+        if not isinstance(error, StorageError):
+            self._given_up.add(step)  # trying again would end the same way
+        log.error("%s: step %d did not get to disk: %s", self._folder.where, step, error)
+        number = error.errno if isinstance(error, StorageError) else None
+        for rank, (_, held) in enumerate(flight.held):
+            failed = m.Failed(
+                step=step,
+                created=held.image.record.created,
+                tier="disk",
+                kind=type(error).__name__,
+                message=m.plain(str(error.args[0])),
+                hint=error.hint,
+                errno=number,
+            )
+            self._berths[rank].send(failed)
