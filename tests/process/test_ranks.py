@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import zerostall
+from conftest import stop_agent
 from crash.nursery import Nursery
+from hand import wait_until
 from ranks.world import Ranks
 
 Start = Callable[..., Ranks]
@@ -42,6 +45,11 @@ def where(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+def numbers(said: str, word: str) -> list[int]:
+    """The numbers said after a word at the beginning of a line."""
+    return [int(number) for number in re.findall(rf"^{word} (\d+)\b", said, re.MULTILINE)]
+
+
 def steps(where: Path) -> list[int]:
     return [snapshot.step for snapshot in zerostall.snapshots(where)]
 
@@ -51,6 +59,41 @@ def test_ranks_save_one_step_and_the_next_attempt_goes_on(start: Start, where: P
     assert steps(where)[-1] == 3
     assert all("restored 3 host" in said and "saved 5" in said for said in start(3, "train", where, 2).wait())
     assert [verdict.problems for verdict in zerostall.verify(where, 5)] == [()]
+
+
+def test_whichever_rank_dies_all_go_on_from_one_step(start: Start, where: Path) -> None:
+    reached = 0
+    for attempt, victim in enumerate((1, 2, 0)):
+        ranks = start(3, "loop", where, 1_000_000)
+        goal = reached + 5
+        wait_until(lambda: max(numbers(ranks.said(victim), "reached"), default=0) >= goal, 60)
+        ranks.rank[victim].kill()
+        ranks.kill()
+        restored = [numbers(ranks.said(rank), "restored") for rank in range(3)]
+        assert restored[0] == restored[1] == restored[2] and restored[0][0] >= reached
+        reached = max(max(numbers(ranks.said(rank), "reached")) for rank in range(3))
+    last = start(3, "loop", where, reached + 20).wait()
+    for said in last:
+        assert numbers(said, "restored")[0] >= reached and "FAILED" not in said
+    assert steps(where)[-1] == reached + 20
+
+
+def test_damage_on_one_rank_moves_all_to_the_step_before(
+    start: Start, where: Path, agent_environment: dict[str, str]
+) -> None:
+    start(2, "train", where, 1).wait()
+    start(2, "train", where, 1).wait()
+    assert steps(where) == [1, 2]
+    stop_agent(Path(agent_environment["ZEROSTALL_RUNTIME_DIR"]))  # what is in memory goes with it
+    image = where / "step-000000000002" / "rank-00001.safetensors"
+    data = bytearray(image.read_bytes())
+    data[-5] ^= 1
+    image.write_bytes(data)
+    for said in start(2, "train", where, 1).wait():
+        assert "restored 1 disk" in said and "saved 2" in said
+        assert "step 2 in disk of rank 1 is skipped" in said or "step 2 in disk is skipped" in said
+        assert "fail their checksum" in said
+    assert [verdict.problems for verdict in zerostall.verify(where, 2)] == [()]
 
 
 def test_what_one_rank_has_otherwise_every_rank_is_told(start: Start, where: Path) -> None:

@@ -147,3 +147,28 @@ def test_a_step_that_is_asked_for_is_the_only_one():
 def test_an_unknown_tier_is_refused():
     with pytest.raises(ValueError, match="tape"):
         candidates.order([Copy(1, "tape")])
+
+
+def test_all_ranks_restore_the_newest_step_that_each_of_them_can_get():
+    def copy(step: int, tier: str, created: float = 0.0, **more) -> Copy:
+        return Copy(step, tier, created=created or float(step), **more)
+
+    everybody = [copy(3, "disk"), copy(4, "disk"), copy(5, "host")]
+    ranks = [
+        [*everybody, copy(6, "host")],
+        everybody,
+        [copy(3, "disk"), copy(4, "host"), copy(5, "host", clean=False, reason="torn"), copy(5, "disk", 4.5)],
+    ]
+    common = candidates.common(ranks)
+    assert [past.step for past in common.ordered] == [4, 3]
+    assert common.left_out == (
+        ("step 5 in host of rank 2", "torn"),
+        ("step 6", "2 ranks, rank 1 the first, cannot get it"),
+        ("step 5", "rank 2 cannot get it"),
+        ("step 5", "2 ranks, rank 0 the first, cannot get it"),
+    )
+    assert [(past.step, past.created) for past in common.seen] == [(3, 3.0), (4, 4.0), (5, 4.5), (5, 5.0), (6, 6.0)]
+    assert candidates.common(ranks, 3).ordered == (candidates.Past(3, 3.0),)
+    assert candidates.common([[], everybody]).ordered == ()
+    assert candidates.common([everybody]).ordered[0].step == 5
+    assert candidates.common([[copy(5, "disk", 4.5), copy(5, "host")]]).ordered[0].created == 5.0

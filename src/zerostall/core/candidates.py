@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 TIERS = ("frozen", "peer", "host", "replica", "disk", "remote")
 """The tiers, nearest first."""
@@ -34,12 +34,16 @@ class Copy(msgspec.Struct, frozen=True):
         tier: one of TIERS.
         clean: every rank's image is sealed there, and no check has failed.
         reason: why it is not clean.
+        created: when rank 0 saved the step, which tells it from others of its number.
+        world: how many ranks saved it.
     """
 
     step: int
     tier: str
     clean: bool = True
     reason: str = ""
+    created: float = 0.0
+    world: int = 1
 
     @property
     def label(self) -> str:
@@ -72,6 +76,42 @@ def order(copies: Iterable[Copy], step: int | None = None) -> Order:
         tuple(copy for copy in wanted if copy.clean),
         tuple((copy.label, copy.reason or "not clean") for copy in wanted if not copy.clean),
     )
+
+
+class Common(msgspec.Struct, frozen=True):
+    """What all ranks try together.
+
+    Attributes:
+        ordered: steps of which every rank has a clean copy, the first to try in front.
+        left_out: label and reason of each copy, or step, that would have had a place in there.
+        seen: every step that some rank has seen a copy of.
+    """
+
+    ordered: tuple[Past, ...]
+    left_out: tuple[tuple[str, str], ...]
+    seen: tuple[Past, ...]
+
+
+def common(copies: Sequence[Sequence[Copy]], step: int | None = None) -> Common:
+    """Decide what to restore from the copies that each rank can get: the newest step that every rank has first.
+
+    Of two steps of one number the one that was saved later comes first: no rank mixes them. Otherwise as `order`.
+    """
+    orders = [order(of_rank, step) for of_rank in copies]
+    alone = len(copies) == 1
+    left_out: list[tuple[str, str]] = []
+    for rank, one in enumerate(orders):
+        left_out += [(label if alone else f"{label} of rank {rank}", reason) for label, reason in one.left_out]
+    have = [{Past(copy.step, copy.created) for copy in one.ordered} for one in orders]
+    known = sorted(set().union(*have), reverse=True)
+    for past in known:
+        lack = [rank for rank, pasts in enumerate(have) if past not in pasts]
+        if lack:
+            label = f"rank {lack[0]}" if len(lack) == 1 else f"{len(lack)} ranks, rank {lack[0]} the first,"
+            left_out.append((f"step {past.step}", f"{label} cannot get it"))
+    seen = {Past(copy.step, copy.created) for of_rank in copies for copy in of_rank}
+    everywhere = set.intersection(*have)
+    return Common(tuple(past for past in known if past in everywhere), tuple(left_out), tuple(sorted(seen)))
 
 
 def _nearness(copy: Copy) -> int:

@@ -317,6 +317,8 @@ class Checkpointer:
         skipped with a line in the log that says which and why; another copy of the same step is preferred to an older
         step. An explicit `step` never becomes another one.
 
+        With many ranks every one calls it, and all restore the same step: the newest that each of them can get.
+
         Args:
             step: this very step.
             required: nothing saved is an error.
@@ -335,11 +337,12 @@ class Checkpointer:
         self._require_open()
         self._settle()
         request = restoring.Request(step, required, only, rename, strict, prefixes, meta_to)
-        outcome = restoring.restore(
-            self._link, self._mappings, self._captures.devices, self._state, request, self._where
-        )
+        source = restoring.Source(self._world, self._link, self._mappings, self._captures.devices, self._where)
+        outcome = restoring.restore(source, self._state, request)
         self.stats.restored_from = outcome.tier
         self._ledger.resume(outcome.step, outcome.seen)
+        self._pace.begin_anew()
+        self._link.tell(m.Begin(epoch=self._pace.epoch), timeout=_TELL_SECONDS)
         return outcome.step or 0
 
     # -------------------------------------------------------------------------------------------------- close

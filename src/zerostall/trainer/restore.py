@@ -1,11 +1,13 @@
-"""Putting a snapshot back: find the copies, take the nearest clean one, check everything, then write."""
+"""Putting a snapshot back: agree on a step that every rank can get, take the nearest clean copy, check all, write."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 from zerostall import config, native
 from zerostall.core import candidates
@@ -14,6 +16,7 @@ from zerostall.core import manifest as manifests
 from zerostall.core.candidates import Copy, Past
 from zerostall.errors import (
     AgentError,
+    CapabilityError,
     CorruptError,
     FormatError,
     MismatchError,
@@ -28,7 +31,7 @@ from zerostall.trainer.devices import Straightened
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import torch
@@ -38,7 +41,11 @@ if TYPE_CHECKING:
     from zerostall.trainer.link import Link
     from zerostall.trainer.mappings import Mappings
     from zerostall.trainer.state import RestoreReport, State
+    from zerostall.trainer.world import World
 
+T = TypeVar("T")
+_COPIES = msgspec.json.Decoder(list[Copy])
+_DAMAGE = msgspec.json.Decoder(list[tuple[str, str]])
 _ATTEMPTS = 4
 _WORTH_PINNING = 64 << 20
 
@@ -75,14 +82,79 @@ class Mapped:
     verified: bool
 
 
-def restore(link: Link, mappings: Mappings, devices: Devices, state: State, request: Request, where: Path) -> Outcome:
-    """Restore the newest clean copy that `request` allows; raises as `Checkpointer.restore` says.
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where images come from."""
 
-    An agent that dies meanwhile says nothing about the copies: the next one is asked for all of them again.
+    world: World
+    link: Link
+    mappings: Mappings
+    devices: Devices
+    where: Path
+
+
+def restore(source: Source, state: State, request: Request) -> Outcome:
+    """Restore the newest step that every rank can get; raises as `Checkpointer.restore` says, and on every rank.
+
+    Each rank takes its nearest copy. Where all of one rank's copies of a step are damaged, all go on to the next step.
     """
+    world, where = source.world, source.where
+    what = "restore()" if request.step is None else f"restore(step={request.step})"
+    with world.excused(what), world.pulse():
+        copies = _find(source.link, where)
+    common = _agree(world, copies, request, what)
+    damaged = dict(common.left_out)
+    _say(where, damaged)
+    seen = frozenset(common.seen)
+    for past in common.ordered:
+        with world.excused(what), world.pulse():
+            tier, mine = _bring(source, state, request, past, copies)
+        news = _DAMAGE.decode(world.decide(msgspec.json.encode([] if tier else mine), _damage, what=what))
+        if not news:
+            if world.size > 1:
+                log.info("%s: all %d ranks have restored step %d; this one from %s", where, world.size, past.step, tier)
+            return Outcome(past.step, seen, tier)
+        _say(where, {label: why for label, why in news if (label, why) not in mine})
+        damaged |= dict(news)
+    return _nothing(request, where, damaged, seen)
+
+
+def _agree(world: World, copies: list[Copy], request: Request, what: str) -> candidates.Common:
+    """What all ranks try, in which order."""
+
+    def decide(everything: Sequence[bytes]) -> bytes:
+        common = candidates.common([_COPIES.decode(one) for one in everything], request.step)
+        return msgspec.json.encode(common)
+
+    return msgspec.json.decode(world.decide(msgspec.json.encode(copies), decide, what=what), type=candidates.Common)
+
+
+def _damage(everything: Sequence[bytes]) -> bytes:
+    """What is damaged on any rank."""
+    alone = len(everything) == 1
+    named = [
+        (label if alone else f"{label} of rank {rank}", why)
+        for rank, one in enumerate(everything)
+        for label, why in _DAMAGE.decode(one)
+    ]
+    return msgspec.json.encode(named)
+
+
+def _find(link: Link, where: Path) -> list[Copy]:
+    """The copies that this rank can get."""
+    found, _ = _again(lambda: link.ask(m.Find), where)
+    assert isinstance(found, m.Found)
+    return [
+        Copy(step=c.step, tier=c.tier, clean=c.clean, reason=c.reason, created=c.created, world=c.world)
+        for c in found.copies
+    ]
+
+
+def _again(ask: Callable[[], T], where: Path) -> T:
+    """Ask until an agent lives long enough to answer."""
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            return _restore(link, mappings, devices, state, request, where)
+            return ask()
         except AgentError as error:
             if attempt == _ATTEMPTS:
                 raise
@@ -90,27 +162,51 @@ def restore(link: Link, mappings: Mappings, devices: Devices, state: State, requ
     raise AssertionError("unreachable")
 
 
-def _restore(link: Link, mappings: Mappings, devices: Devices, state: State, request: Request, where: Path) -> Outcome:
-    found, _ = link.ask(m.Find)
-    assert isinstance(found, m.Found)
-    seen = frozenset(Past(copy.step, copy.created) for copy in found.copies)
-    copies = [Copy(step=c.step, tier=c.tier, clean=c.clean, reason=c.reason) for c in found.copies]
-    choice = candidates.order(copies, request.step)
-    damaged = dict(choice.left_out)
+def _bring(
+    source: Source, state: State, request: Request, past: Past, copies: list[Copy]
+) -> tuple[str, list[tuple[str, str]]]:
+    """Put that step back from the nearest copy that is whole: its tier, "" for none; and what is wrong with the others.
+
+    An agent that dies meanwhile says nothing about the copies: the next one is asked for all of them again.
+    """
+    damaged: list[tuple[str, str]] = []
+
+    def attempt() -> str:
+        for copy in candidates.order(copies, past.step).ordered:
+            if copy.created != past.created or copy.label in dict(damaged):
+                continue
+            _refuse_other_world(source.world, copy)
+            try:
+                with _mapped(source.link, source.mappings, copy) as mapped:
+                    _put_back(source.devices, state, request, mapped, copy.label)
+                    return copy.tier
+            except AgentError:
+                copies[:] = _find(source.link, source.where)
+                raise
+            except (MismatchError, VersionError, WaitTimeoutError):
+                raise
+            except (FormatError, SnapshotNotFoundError, OSError) as error:
+                damaged.append((copy.label, str(error.args[0] if error.args else error)))
+                _say(source.where, dict(damaged[-1:]))
+        return ""
+
+    tier = _again(attempt, source.where)
+    if not tier and not damaged:
+        damaged.append((f"step {past.step}", "the agent that had it is gone"))
+    return tier, damaged
+
+
+def _refuse_other_world(world: World, copy: Copy) -> None:
+    if copy.world != world.size:
+        raise CapabilityError(
+            f"{copy.label} was saved by {copy.world} ranks; this run has {world.size}",
+            hint="start as many ranks as saved it, or restore an older step",
+        )
+
+
+def _say(where: Path, damaged: Mapping[str, str]) -> None:
     for what, why in damaged.items():
         log.warning("%s: %s is skipped: %s", where, what, why)
-    for copy in choice.ordered:
-        label = f"step {copy.step} in {copy.tier}"
-        try:
-            with _mapped(link, mappings, copy) as mapped:
-                _put_back(devices, state, request, mapped, label)
-                return Outcome(copy.step, seen, copy.tier)
-        except (MismatchError, VersionError, AgentError, WaitTimeoutError):
-            raise
-        except (FormatError, SnapshotNotFoundError, OSError) as error:
-            damaged[label] = str(error.args[0] if error.args else error)
-            log.warning("%s: %s is skipped: %s", where, label, damaged[label])
-    return _nothing(request, where, damaged, seen)
 
 
 def _nothing(request: Request, where: Path, damaged: Mapping[str, str], seen: frozenset[Past]) -> Outcome:

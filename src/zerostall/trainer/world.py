@@ -135,7 +135,7 @@ class World:
 
         Ranks that are through wait for those that are not for as long as these show signs of life.
         """
-        with self.excused(what), self._pulse():
+        with self.excused(what), self.pulse():
             yield
         self.decide(b"", lambda _: b"", what=what)
 
@@ -167,7 +167,7 @@ class World:
         try:
             self._store.set(f"{prefix}{self.rank}", msgspec.msgpack.encode(post))
             if self.rank == 0:
-                with self._pulse():
+                with self.pulse():
                     answer = self._answer(prefix, post.what, decision)
                 self._store.set(f"{prefix}answer", msgspec.msgpack.encode(answer))
                 self._forget(self._exchange - 2)
@@ -247,7 +247,7 @@ class World:
             self._store.delete_key(f"{exchange}/{key}")
 
     @contextlib.contextmanager
-    def _pulse(self) -> Iterator[None]:
+    def pulse(self) -> Iterator[None]:
         """Show the others that this rank is alive for as long as the block lasts."""
         if self._store is None:
             yield
