@@ -7,10 +7,13 @@ put into the right shell.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import shutil
 import socket
 import tempfile
+import warnings
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,9 +167,59 @@ def _run_folder(data: bytes) -> None:
         zerostall.load(where, 3)
 
 
-def _seeds_of_torch() -> tuple[bytes, ...]:
-    import io
+def _import_around(parts: Callable[[bytes], dict[str, bytes]], source: str) -> Read:
+    """Imports a checkpoint of which the fuzzed bytes are one part, and all others are as they should be."""
 
+    def read(data: bytes) -> None:
+        from zerostall import import_file
+
+        with _folder() as folder:
+            there = folder / "there"
+            there.mkdir()
+            for name, content in parts(data).items():
+                (there / name).write_bytes(content)
+            import_file(there / source, folder / "run", 1)
+
+    return read
+
+
+def _archive(pickled: bytes) -> dict[str, bytes]:
+    """A file of torch.save with this for its pickle."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("archive/data.pkl", pickled)
+        archive.writestr("archive/byteorder", b"little")
+        archive.writestr("archive/data/0", bytes(range(64)))
+        archive.writestr("archive/version", b"3\n")
+    return {"file.pt": file.getvalue()}
+
+
+def _pickle_of_torch() -> bytes:
+    import torch
+
+    file = io.BytesIO()
+    torch.save({"w": torch.arange(8.0).reshape(2, 4), "n": [1, "x", 2.5, None]}, file)
+    with zipfile.ZipFile(file) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+        return archive.read(name)
+
+
+def _dcp() -> dict[str, bytes]:
+    """A folder of torch.distributed.checkpoint."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    with _folder() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save({"w": torch.ones(4, 2), "n": {"b": torch.zeros(3)}, "step": 7}, checkpoint_id=folder / "dcp")
+        return {path.name: path.read_bytes() for path in (folder / "dcp").iterdir()}
+
+
+_DCP = _dcp()
+_INDEX = json.dumps({"metadata": {"total_size": 107}, "weight_map": {"model.t0": "a.safetensors"}}).encode()
+
+
+def _seeds_of_torch() -> tuple[bytes, ...]:
     import torch
 
     found = []
@@ -214,5 +267,16 @@ TARGETS: dict[str, Target] = {
     "from-agent": Target(_messages(m.FromAgent), _packed(*_TOLD)),
     "import-safetensors": Target(_import("file.safetensors"), (_MADE.bytes, _MADE.bytes[:4096].rstrip()), _KEYS),
     "import-torch": Target(_import("file.pt"), _seeds_of_torch()),
+    "torch-archive": Target(_import_around(_archive, "file.pt"), (_pickle_of_torch(),)),
+    "dcp-metadata": Target(_import_around(lambda data: {**_DCP, ".metadata": data}, ""), (_DCP[".metadata"],)),
+    "dcp-part": Target(_import_around(lambda data: {**_DCP, "__0_0.distcp": data}, ""), (_DCP["__0_0.distcp"],)),
+    "index": Target(
+        _import_around(
+            lambda data: {"model.safetensors.index.json": data, "a.safetensors": _MADE.bytes},
+            "model.safetensors.index.json",
+        ),
+        (_INDEX,),
+        ('"weight_map":', '"../a.safetensors"', '"a.safetensors"', '"model.t1":'),
+    ),
     "run-folder": Target(_run_folder, (bytes(_VALUES),), _JSON),
 }
