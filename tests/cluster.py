@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from hand import wait_until
@@ -16,6 +17,13 @@ from zerostall.wire.manager_link import ManagerLink
 from zerostall.wire.state import NodeView, RunView, State
 
 SECONDS = 60.0
+
+# Nodes are heard often. Only where a test loses one is silence short: a machine that is busy must lose none by itself.
+PATIENT = ("--interval", "0.1", "--suspect-after", "60", "--lost-after", "90")
+QUICK = ("--interval", "0.1", "--suspect-after", "0.6", "--lost-after", "1.5")
+
+Agents = Callable[[str], Path]
+"""Makes this process use the agent of a node; its runtime folder."""
 
 
 class Manager:
@@ -113,6 +121,8 @@ def member_environment(environment: dict[str, str], manager: Manager, node: str,
         "ZEROSTALL_TOKEN_FILE": str(manager.token_file),
         "ZEROSTALL_NODE": node,
         "ZEROSTALL_HOST_BUDGET": "256M",
+        "ZEROSTALL_REPLICA_BUDGET": "256M",
+        "ZEROSTALL_PEER": "127.0.0.1",
     }
 
 

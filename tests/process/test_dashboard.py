@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,15 +20,6 @@ ROOT = Path(__file__).parents[2]
 BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 GIB = 1 << 30
 EVIL = "/runs/<img src=x onerror=alert(1)>"
-
-
-@pytest.fixture
-def manager(tmp_path: Path, agent_environment: dict[str, str]) -> Iterator[Manager]:
-    folder = tmp_path / "manager"
-    folder.mkdir()
-    started = Manager(folder, agent_environment, "--suspect-after", "60", "--lost-after", "90")
-    yield started
-    started.close()
 
 
 def populate(manager: Manager) -> None:

@@ -7,50 +7,15 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from cluster import Manager, member_environment, refused, use
-from conftest import stop_agent
+from cluster import QUICK, Agents, Manager, refused
 from hand import HandTrainer, agent_pid, close_all, kill_agent, wait_until
 from zerostall.wire import cluster as w
 from zerostall.wire import token
 from zerostall.wire.manager_link import ManagerLink
-
-Agents = Callable[[str], Path]
-
-
-# Nodes are heard often. Only where a test loses one is silence short: a machine that is busy must lose none by itself.
-PATIENT = ("--interval", "0.1", "--suspect-after", "60", "--lost-after", "90")
-QUICK = ("--interval", "0.1", "--suspect-after", "0.6", "--lost-after", "1.5")
-
-
-@pytest.fixture
-def manager(tmp_path: Path, agent_environment: dict[str, str], request: pytest.FixtureRequest) -> Iterator[Manager]:
-    folder = tmp_path / "manager"
-    folder.mkdir()
-    started = Manager(folder, agent_environment, *getattr(request, "param", PATIENT))
-    yield started
-    started.close()
-
-
-@pytest.fixture
-def agents(
-    manager: Manager, tmp_path: Path, agent_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Agents]:
-    """Makes this process use the agent of a node; its runtime folder."""
-    folders: list[Path] = []
-
-    def of(node: str) -> Path:
-        folders.append(tmp_path / node)
-        return use(member_environment(agent_environment, manager, node, folders[-1]), monkeypatch)
-
-    yield of
-    close_all()
-    for folder in folders:
-        stop_agent(folder)
 
 
 @pytest.mark.parametrize("manager", [QUICK], indirect=True, ids=["quick"])

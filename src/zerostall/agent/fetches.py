@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from zerostall.agent.berth import Berth
     from zerostall.agent.client import Client
+    from zerostall.agent.elsewhere import OfRun
     from zerostall.tiers.disk import DiskTier
 
 Post = Callable[[Callable[[], None]], None]
@@ -30,6 +31,7 @@ class Fetches:
     def __init__(self, disk: DiskTier, post: Post) -> None:
         self._disk = disk
         self._post = post
+        self.elsewhere: OfRun | None = None  # what other nodes have, where this one belongs to a cluster
         self._steps: list[int] = []
         self._reader = Worker(f"fetch {disk.where.name}")
 
@@ -50,6 +52,7 @@ class Fetches:
             try:
                 disk = (self._look_at(step, rank) for step in self._disk.steps())
                 copies = host + tuple(copy for copy in disk if copy is not None)
+                copies += self.elsewhere.copies(rank) if self.elsewhere else ()
                 answer: m.Message = m.Found(id=request.id, copies=copies)
             except Exception as error:  # noqa: BLE001 - a trainer waits for the answer
                 answer = m.Refused.of(request.id, _ours(error, self._disk.where))
@@ -63,6 +66,8 @@ class Fetches:
             self._from_host(client, berth, request)
         elif request.tier == "disk":
             self._from_disk(client, berth.rank, request)
+        elif request.tier == "replica" and self.elsewhere is not None:
+            self._from_elsewhere(client, berth.rank, request, self.elsewhere)
         else:
             raise FormatError(f"no tier {request.tier!r}")
 
@@ -97,6 +102,21 @@ class Fetches:
 
         self._reader.submit(read)
 
+    def _from_elsewhere(self, client: Client, rank: int, request: m.Fetch, elsewhere: OfRun) -> None:
+        self._steps.append(request.step)
+
+        def bring() -> None:
+            try:
+                brought = elsewhere.bring(request, rank)
+            except Exception as error:  # noqa: BLE001 - a trainer waits for the answer
+                refused = m.Refused.of(request.id, _ours(error, self._disk.where))
+                self._post(lambda: self._give_up(client, request.step, refused))
+            else:
+                release = (lambda: self._reader.submit(brought.release)) if brought.slow else brought.release
+                self._post(lambda: self._hand(client, request.step, brought.answer, brought.fd, release))
+
+        self._reader.submit(bring)
+
     def _read(self, request: m.Fetch, rank: int) -> tuple[m.Fetched, native.Segment]:
         stored = self._disk.open(request.step, rank)
         segment = native.Segment(f"zerostall-fetch-{rank}", stride_of(stored.layout), populate=False)
@@ -117,15 +137,19 @@ class Fetches:
         return answer, segment
 
     def _give(self, client: Client, step: int, answer: m.Fetched, segment: native.Segment) -> None:
+        # Giving gigabytes back takes a while.
+        self._hand(client, step, answer, segment.fileno(), lambda: self._reader.submit(segment.close))
+
+    def _hand(self, client: Client, step: int, answer: m.Fetched, fd: int, release: Callable[[], None]) -> None:
         def done() -> None:
             self._steps.remove(step)
-            self._reader.submit(segment.close)  # giving gigabytes back takes a while
+            release()
 
         if client.broken:
             done()
             return
         client.fetched.append(done)
-        client.send(answer, segment.fileno())
+        client.send(answer, fd)
 
     def _give_up(self, client: Client, step: int, refused: m.Refused) -> None:
         self._steps.remove(step)

@@ -28,6 +28,7 @@ class Census:
     """One look at the node, taken on the agent's loop."""
 
     runs: tuple[w.RunNote, ...]
+    guests: tuple[w.RunNote, ...]
     disks: tuple[tuple[str, DiskTier], ...]
     host_bytes: int
     host_budget: int
@@ -41,11 +42,12 @@ def attempt_of(made: Record | Manifest) -> str:
     return repr(made.created) if made.world == 1 else ""
 
 
-def take_census(service: Service) -> Census:
-    """What the node holds in memory now. On the loop's thread; reads no file."""
+def take_census(service: Service, guests: tuple[w.RunNote, ...]) -> Census:
+    """What the node holds in memory now, its own and its guests. On the loop's thread; reads no file."""
     runs = [run for run in service.runs.values() if run.berths]
     return Census(
         runs=tuple(_run_note(run) for run in runs),
+        guests=guests,
         disks=tuple((run.folder.facts.run, run.folder.disk) for run in runs),
         host_bytes=service.budget.lent,
         host_budget=service.budget.limit,
@@ -68,7 +70,7 @@ def _run_note(run: Run) -> w.RunNote:
 
 def _rank_note(berth: Berth) -> w.RankNote:
     copies = {
-        slot.step: copy_note(tier.record_of(slot.step), tier.name)
+        slot.step: copy_note(tier.record_of(slot.step), tier.name, attempt_of(tier.record_of(slot.step)))
         for tier in reversed(berth.tiers())
         for slot in tier.slots.sealed()
     }
@@ -81,10 +83,8 @@ def _rank_note(berth: Berth) -> w.RankNote:
     )
 
 
-def copy_note(record: Record, tier: str) -> w.CopyNote:
-    return w.CopyNote(
-        step=record.step, attempt=attempt_of(record), tier=tier, created=record.created, nbytes=record.nbytes
-    )
+def copy_note(record: Record, tier: str, attempt: str) -> w.CopyNote:
+    return w.CopyNote(step=record.step, attempt=attempt, tier=tier, created=record.created, nbytes=record.nbytes)
 
 
 class DiskCensus:
@@ -131,4 +131,5 @@ def _whole_note(manifest: Manifest) -> w.CopyNote:
 
 def joined(census: Census, whole: Mapping[str, tuple[w.CopyNote, ...]]) -> tuple[w.RunNote, ...]:
     """Memory and disk in one."""
-    return tuple(msgspec.structs.replace(note, whole=whole.get(note.run, ())) for note in census.runs)
+    own = tuple(msgspec.structs.replace(note, whole=whole.get(note.run, ())) for note in census.runs)
+    return own + census.guests

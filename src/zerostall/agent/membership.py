@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from zerostall.agent.elsewhere import Elsewhere
+from zerostall.agent.holdings import take_census
+from zerostall.agent.replication import Replication
 from zerostall.agent.reporter import Reporter
 from zerostall.telemetry import log
+from zerostall.wire import token
 
 if TYPE_CHECKING:
+    from zerostall.agent.holdings import Census
     from zerostall.agent.service import Service
     from zerostall.config import MemberSettings
 
@@ -24,15 +29,29 @@ class Alone:
 
 
 class Member:
-    """Raises (on construction): CapabilityError when the token cannot be read."""
+    """Raises (on construction): CapabilityError when the token cannot be read or the node cannot listen for others."""
 
     def __init__(self, service: Service, settings: MemberSettings) -> None:
-        self.reporter = Reporter(service, settings)
+        secret = token.read(settings.token_file)
+        self._service = service
+        self._replication: Replication | None = None
+        if settings.peer:
+            self._replication = Replication(service, settings, secret, service.pool, service.post)
+        self._reporter = Reporter(service.post, settings, secret, self._look, self._replication)
+        if self._replication is not None:
+            service.elsewhere = Elsewhere(self._replication, self._reporter, settings.node, service.post)
         service.stays = True
-        self.reporter.start()
+        self._reporter.start()
 
     def close(self) -> None:
-        self.reporter.close()
+        self._reporter.close()
+        if self._replication is not None:
+            self._replication.close()
+            self._replication.guests.close()
+
+    def _look(self) -> Census:
+        """On the loop."""
+        return take_census(self._service, self._replication.guests.notes() if self._replication else ())
 
 
 def join(service: Service, settings: MemberSettings | None) -> Membership:

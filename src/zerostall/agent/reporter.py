@@ -13,18 +13,18 @@ import uuid
 from typing import TYPE_CHECKING
 
 import zerostall
-from zerostall.agent.holdings import Census, DiskCensus, joined, take_census
+from zerostall.agent.holdings import Census, DiskCensus, joined
 from zerostall.errors import ManagerError, ZerostallError
 from zerostall.flow.worker import Worker
 from zerostall.telemetry import log
 from zerostall.wire import cluster as w
-from zerostall.wire import token
 from zerostall.wire.manager_link import ManagerLink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from zerostall.agent.service import Service
+    from zerostall.agent.loop_call import Post
+    from zerostall.agent.replication import Replication
     from zerostall.config import MemberSettings
 
 INTERVAL = 1.0
@@ -33,29 +33,22 @@ _LEAVE_SECONDS = 1.0
 
 
 class Reporter:
-    """The node's voice in the cluster.
-
-    Raises (on construction): CapabilityError when the token cannot be read.
-    """
+    """The node's voice in the cluster. `look` is called on the loop."""
 
     def __init__(
         self,
-        service: Service,
+        post: Post,
         settings: MemberSettings,
-        *,
-        follow: Callable[[w.Answer], None] = lambda _: None,
-        guests: Callable[[], tuple[w.RunNote, ...]] = tuple,
-        moved: Callable[[], tuple[int, int]] = lambda: (0, 0),
-        peer: str = "",
+        secret: str,
+        look: Callable[[], Census],
+        replication: Replication | None,
     ) -> None:
         self.epoch = 0
-        self._service = service
+        self._post = post
         self._settings = settings
-        self._follow = follow
-        self._guests = guests
-        self._moved = moved
-        self._peer = peer
-        self._secret = token.read(settings.token_file)
+        self._take_census = look
+        self._replication = replication
+        self._secret = secret
         self._link = self._connection(2.0)
         self._instance = uuid.uuid4().hex
         self._fenced = False
@@ -142,7 +135,8 @@ class Reporter:
                 return
             else:
                 raise
-        self._follow(answer)
+        if self._replication is not None:
+            self._replication.follow(answer)
         self._heard = answer.sequence
         if answer.plan is not None:
             self._plan = answer.plan.version
@@ -158,8 +152,8 @@ class Reporter:
             fenced=self._fenced,
             version=zerostall.__version__,
             labels=self._settings.labels,
-            peer=self._peer,
-            offers=self._settings.replica_budget if self._peer else 0,
+            peer=self._replication.door.address if self._replication else "",
+            offers=self._settings.replica_budget if self._replication else 0,
         )
         joined_in = self._link.post("join", request, w.Joined)
         if joined_in.epoch != self.epoch:
@@ -169,7 +163,7 @@ class Reporter:
 
     def _report(self) -> w.Answer:
         self._sequence += 1
-        census, (sent, received) = self._census, self._moved()
+        census, replication = self._census, self._replication
         report = w.Report(
             node=self._settings.node,
             epoch=self.epoch,
@@ -184,8 +178,8 @@ class Reporter:
             counters=w.Counters(
                 sealed_bytes=census.sealed_bytes if census else 0,
                 stored_bytes=census.stored_bytes if census else 0,
-                sent_bytes=sent,
-                received_bytes=received,
+                sent_bytes=replication.pace.sent if replication else 0,
+                received_bytes=replication.received if replication else 0,
                 stalls=census.stalls if census else (),
             ),
         )
@@ -210,7 +204,7 @@ class Reporter:
         """Have the loop look around; a loop that does not answer soon is reported as deaf, with what was last seen."""
         if not self._asked:
             self._asked = True
-            self._service.post(lambda: self._looks.put(take_census(self._service)))
+            self._post(lambda: self._looks.put(self._take_census()))
         try:
             self._census = self._looks.get(timeout=self._interval / 2)
         except queue.Empty:
@@ -221,7 +215,7 @@ class Reporter:
             self._looking = True
             disks = self._census.disks
             self._disks.submit(lambda: self._look_at(disks))
-        held = joined(self._census, self._whole) + self._guests()
+        held = joined(self._census, self._whole)
         if held != self._held:
             self._held = held
             self._version += 1

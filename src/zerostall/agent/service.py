@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from zerostall.agent.door import Door
+    from zerostall.agent.elsewhere import Elsewhere
     from zerostall.config import AgentSettings
     from zerostall.core.manifest import Record
 
@@ -64,11 +65,16 @@ class Service:
         self._looked = self._started
         self._leaving = False
         self.stays = False  # also when nobody trains: the cluster counts on this node
+        self.elsewhere: Elsewhere | None = None
 
     @property
     def runs(self) -> Mapping[Path, Run]:
         """For whoever is called on the loop's thread."""
         return self._runs
+
+    @property
+    def pool(self) -> native.Pool:
+        return self._pool
 
     @property
     def budget(self) -> Budget:
@@ -252,6 +258,8 @@ class Service:
             case m.Adopt():
                 self._adopt(client, run, berth, message, fds)
             case m.Find():
+                if self.elsewhere is not None:
+                    run.fetches.elsewhere = self.elsewhere.of_run(run.folder.facts.run, run.world)
                 run.fetches.find(client, message, berth.rank, tuple(berth.clean_copies()))
             case m.Fetch():
                 run.fetches.fetch(client, berth, message)

@@ -64,6 +64,7 @@ class Control:
         self.verdicts: dict[str, tuple[Verdict, ...]] = {}
         self.targets: dict[str, Target] = {}
         self.errands: dict[str, Errands] = {}
+        self.broken: set[str] = set()
         self.placement = Placement({}, {}, {})
         self.events: deque[Event] = deque(remembered.events[-EVENTS_SHOWN:], maxlen=EVENTS_SHOWN)
         self.wall = 0.0
@@ -128,7 +129,7 @@ class Control:
         return w.Answer(sequence=0, interval=self.cluster.patience.interval)
 
     def whereis(self, message: w.WhereIs) -> w.Located:
-        """Where a restore finds images of a rank: not on the node that asks, newest step first, nearest first."""
+        """Where a restore finds images of a rank beyond its node's own: newest step first, nearest first."""
         places = self._places()
         clean = {verdict.key: verdict for verdict in self.verdicts.get(message.run, ())}
         table = self.steps.runs.get(message.run)
@@ -137,14 +138,17 @@ class Control:
             verdict = clean.get(key)
             for node, tier in self.steps.holders(key, message.rank):
                 known = self.known.get(node)
-                if node == message.node or node not in places or known is None or not known.join.peer:
+                if node not in places or known is None or not known.join.peer:
                     continue
+                if node == message.node and tier != "replica":
+                    continue  # that one it knows better itself
                 copy = w.LocatedCopy(
                     step=key.step,
                     attempt=key.attempt,
                     tier=tier,
                     peer=known.peer,
                     clean=verdict is not None and verdict.standing is Standing.clean,
+                    created=_created(known, key, message.rank),
                     reason=verdict.reason if verdict else "not judged yet",
                 )
                 far = prefetch.distance(message.node, (node, tier), places) if message.node in places else 0
@@ -262,8 +266,11 @@ class Control:
         self.targets[run] = goal
         broken = [rank for rank, (home, trains) in table.homes.items() if home in absent or not trains]
         if goal.key is not None and broken:
-            if before is None or before.key != goal.key or self.errands.get(run) is None:
+            # That all trainers end together is no accident.
+            accident = len(broken) < table.world or any(table.homes[rank][0] in absent for rank in broken)
+            if accident and (before is None or before.key != goal.key or run not in self.broken):
                 self.tell("rollback", run, f"{len(broken)} of {table.world} ranks do not train: {goal.reason}")
+                self.broken.add(run)
             errands = self.errands[run] = prefetch.decide(self.steps, goal.key, places, spare)
             for errand in errands.errands:
                 self._fetching[errand.node].append(
@@ -279,6 +286,7 @@ class Control:
                 )
         else:
             self.errands.pop(run, None)
+            self.broken.discard(run)
         if not table.snapshots and not any(trains for _, trains in table.homes.values()):
             for each in (self.steps.runs, self.verdicts, self.targets, self.errands):
                 each.pop(run, None)
@@ -358,3 +366,13 @@ class Control:
             for rank, holders in snapshot.holders.items():
                 held[rank].update(node for node, tier in holders if tier == "replica")
         return {rank: tuple(sorted(nodes)) for rank, nodes in held.items()}
+
+
+def _created(known: Known, key: Key, rank: int) -> float:
+    """When an image that the node has was saved; 0.0 where it does not say."""
+    for note in known.runs:
+        for one in note.ranks if note.run == key.run else ():
+            for copy in one.copies if one.rank == rank else ():
+                if (copy.step, copy.attempt) == (key.step, key.attempt):
+                    return copy.created
+    return 0.0

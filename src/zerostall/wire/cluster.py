@@ -237,13 +237,14 @@ class WhereIs(Note, frozen=True):
 
 
 class LocatedCopy(Note, frozen=True):
-    """An image on another node; `clean` when every rank's image of the step can be had."""
+    """An image on another node, or kept for another on the one that asks; `clean` when every rank's can be had."""
 
     step: int
     attempt: str
     tier: str
     peer: Peer
     clean: bool
+    created: float = 0.0
     reason: str = ""
 
 

@@ -1,0 +1,161 @@
+"""What a restore can have from other nodes: which copies there are, and the bytes of one in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zerostall import native
+from zerostall.agent.loop_call import Post, on_loop
+from zerostall.agent.pulling import TRIES
+from zerostall.core import layout as layouts
+from zerostall.core import manifest as manifests
+from zerostall.core.placement import ImageId
+from zerostall.errors import FormatError, ManagerError, SnapshotNotFoundError, ZerostallError
+from zerostall.telemetry import log
+from zerostall.tiers.host import stride_of
+from zerostall.wire import messages as m
+from zerostall.wire import peers as p
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zerostall.agent.replication import Replication
+    from zerostall.agent.reporter import Reporter
+    from zerostall.core.layout import Layout
+    from zerostall.core.manifest import Record
+    from zerostall.wire.cluster import LocatedCopy
+
+TIER = "replica"
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """An image in memory for a trainer: what it is told, the memory's descriptor, and how that is let go.
+
+    `release` is for the loop; where it is `slow`, for another thread.
+    """
+
+    answer: m.Fetched
+    fd: int
+    release: Callable[[], None]
+    slow: bool
+
+
+class Elsewhere:
+    """For the threads that look for copies and read them; what is let go is let go on the loop."""
+
+    def __init__(self, replication: Replication, reporter: Reporter, node: str, post: Post) -> None:
+        self._replication = replication
+        self._reporter = reporter
+        self._node = node
+        self._post = post
+        self._sources: dict[tuple[ImageId, int], list[LocatedCopy]] = {}
+
+    def of_run(self, run: str, world: int) -> OfRun:
+        return OfRun(self, run, world)
+
+    def copies(self, run: str, rank: int, world: int) -> tuple[m.CopyFacts, ...]:
+        """The steps of which another node, or this one as a guest, has the rank's image; one entry a step."""
+        image = ImageId(run, rank)
+        here = {past.step: past.created for past in on_loop(self._post, lambda: self._replication.guests.images(image))}
+        try:
+            located = self._reporter.whereis(run, rank)
+            unknown = "its manager does not know whether every rank has it"
+        except ManagerError as error:
+            log.warning("%s: copies on other nodes are not found", error.args[0])
+            located, unknown = (), "nobody says whether every rank has it, since the manager cannot be reached"
+        self._sources = {key: value for key, value in self._sources.items() if key[0] != image}
+        found: dict[int, m.CopyFacts] = {}
+        for copy in located:
+            self._sources.setdefault((image, copy.step), []).append(copy)
+            known = found.get(copy.step)
+            if known is None or (copy.clean and not known.clean):
+                created = here.get(copy.step, copy.created)
+                found[copy.step] = m.CopyFacts(copy.step, TIER, copy.clean, created, m.plain(copy.reason))
+        for step, created in here.items():
+            # Of a run with one rank, an image that is whole here is all there is to know.
+            if step not in found:
+                found[step] = m.CopyFacts(step, TIER, world == 1, created, "" if world == 1 else unknown)
+        return tuple(found[step] for step in sorted(found))
+
+    def bring(self, request: m.Fetch, run: str, rank: int) -> Brought:
+        """The image in memory: this node's own, else from the nearest node that has it.
+
+        Raises:
+            SnapshotNotFoundError, FormatError, StorageError, AgentError: no copy could be had; the last reason.
+        """
+        image = ImageId(run, rank)
+        own = on_loop(self._post, lambda: self._own(image, request))
+        if own is not None:
+            return own
+        problem: ZerostallError = SnapshotNotFoundError(f"no node has step {request.step} of rank {rank} any more")
+        sources = self._sources.get((image, request.step), ())
+        sources = [copy for copy in sources if copy.clean and copy.peer.node != self._node]
+        # A node that is gone may be among them: each is tried once before any is tried again.
+        for tries in (1, TRIES):
+            for copy in sources:
+                try:
+                    return self._pulled(copy, request, image, tries)
+                except (ZerostallError, OSError) as error:
+                    log.warning("step %d of rank %d from node %s: %s", request.step, rank, copy.peer.node, error)
+                    problem = error if isinstance(error, ZerostallError) else FormatError(str(error))
+        raise problem
+
+    def _own(self, image: ImageId, request: m.Fetch) -> Brought | None:
+        """On the loop: this node keeps it as a guest."""
+        tier = self._replication.guests.tier_with(image, request.step)
+        if tier is None:
+            return None
+        held = tier.hold(request.step)
+        answer = m.Fetched(
+            id=request.id,
+            memory=m.Lent(0, tier.segment.nbytes),
+            offset=held.offset,
+            passing=True,
+            layout=layouts.encode(tier.layout),
+            record=manifests.encode_record(held.image.record),
+            verified=False,
+        )
+        return Brought(answer, tier.segment.fileno(), lambda: tier.release(held), slow=False)
+
+    def _pulled(self, copy: LocatedCopy, request: m.Fetch, image: ImageId, tries: int) -> Brought:
+        segments: list[native.Segment] = []
+
+        def room(layout: Layout, record: Record) -> Callable[[int, int], memoryview]:
+            segments.append(native.Segment(f"zerostall-fetch-{image.rank}", stride_of(layout), populate=False))
+            return segments[0].view
+
+        try:
+            wanted = p.Pull(image.run, image.rank, request.step, copy.created)
+            came = self._replication.pull(copy.peer.address, wanted, room, tries)
+        except BaseException:
+            for segment in segments:
+                segment.close()
+            raise
+        segment = segments[0]
+        answer = m.Fetched(
+            id=request.id,
+            memory=m.Lent(0, segment.nbytes),
+            offset=0,
+            passing=True,
+            layout=layouts.encode(came.layout),
+            record=manifests.encode_record(came.record),
+            verified=True,
+        )
+        return Brought(answer, segment.fileno(), segment.close, slow=True)
+
+
+@dataclass(frozen=True, slots=True)
+class OfRun:
+    """The copies of one run's ranks on other nodes; see `agent.fetches`."""
+
+    elsewhere: Elsewhere
+    run: str
+    world: int
+
+    def copies(self, rank: int) -> tuple[m.CopyFacts, ...]:
+        return self.elsewhere.copies(self.run, rank, self.world)
+
+    def bring(self, request: m.Fetch, rank: int) -> Brought:
+        return self.elsewhere.bring(request, self.run, rank)

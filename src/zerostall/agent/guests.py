@@ -1,0 +1,165 @@
+"""Images of other nodes' ranks in this node's memory. Driven by the agent's loop alone."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from zerostall.agent.berth import Berth, Wish
+from zerostall.agent.holdings import copy_note
+from zerostall.core.candidates import Past
+from zerostall.core.replicas import unneeded
+from zerostall.telemetry import log
+from zerostall.wire import cluster as w
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from zerostall import native
+    from zerostall.core.layout import Layout
+    from zerostall.core.manifest import Record
+    from zerostall.core.placement import ImageId
+    from zerostall.flow.budget import Budget
+    from zerostall.tiers.host import HostTier
+
+SLOTS = 2
+UNWANTED_SECONDS = 60.0
+"""An image that no plan wants stays so long: the plan may be about to change, or a trainer about to ask."""
+
+
+@dataclass(slots=True)
+class Guest:
+    """A rank that trains elsewhere: its memory here, and what the manager calls each image's attempt."""
+
+    berth: Berth
+    world: int
+    attempts: dict[int, str] = field(default_factory=dict)
+    wanted: bool = True
+    unwanted_since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Memory that was set aside for one image that is coming."""
+
+    image: ImageId
+    tier: HostTier
+    slot: int
+
+    @property
+    def address(self) -> int:
+        return self.tier.address(self.slot)
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        return self.tier.segment.view(self.slot * self.tier.stride + offset, nbytes)
+
+
+class Guests:
+    """All guests of this node."""
+
+    def __init__(self, budget: Budget, pool: native.Pool) -> None:
+        self.budget = budget
+        self._pool = pool
+        self._guests: dict[ImageId, Guest] = {}
+
+    def __len__(self) -> int:
+        return len(self._guests)
+
+    def images(self, image: ImageId) -> set[Past]:
+        """What is here of a rank."""
+        guest = self._guests.get(image)
+        if guest is None:
+            return set()
+        return {
+            Past(slot.step, tier.record_of(slot.step).created)
+            for tier in guest.berth.tiers()
+            for slot in tier.slots.sealed()
+        }
+
+    def tier_with(self, image: ImageId, step: int) -> HostTier | None:
+        guest = self._guests.get(image)
+        return guest.berth.tier_with(step) if guest else None
+
+    def attempt(self, image: ImageId, step: int) -> str:
+        guest = self._guests.get(image)
+        return guest.attempts.get(step, "") if guest else ""
+
+    def reserve(self, image: ImageId, world: int, layout: Layout) -> Place | None:
+        """Memory for an image that is coming; None while none can be had without losing the newest.
+
+        Raises:
+            CapacityError: the replica budget is too small.
+        """
+        guest = self._guests.get(image)
+        if guest is None:
+            guest = Guest(Berth(f"another node's run {image.run}", image.rank, self.budget, self._pool), world)
+            guest.berth.lease(layout, SLOTS)
+            self._guests[image] = guest
+        tier = guest.berth.lease(layout, SLOTS)
+        if (taken := tier.slots.granted()) is not None:
+            tier.slots.discard(taken.index)  # one image at a time: what was coming before came to nothing
+        grant = tier.slots.grant()
+        return None if grant.index is None else Place(image, tier, grant.index)
+
+    def seal(self, place: Place, record: Record, attempt: str) -> None:
+        """The image is whole and checked."""
+        guest = self._guests.get(place.image)
+        if guest is None or guest.berth.current is not place.tier:
+            return  # nobody wanted it any more
+        guest.berth.seal(place.slot, record, Wish())
+        guest.attempts[record.step] = attempt
+        guest.berth.drop_older()
+
+    def discard(self, place: Place) -> None:
+        """The image did not come."""
+        guest = self._guests.get(place.image)
+        if guest is not None and guest.berth.current is place.tier:
+            guest.berth.discard(place.slot)
+
+    def offered(self, image: ImageId, there: Iterable[Past], gone: Iterable[Past]) -> None:
+        """The rank's home says what it has: drop what it has gone back from and what newer images replace."""
+        guest = self._guests.get(image)
+        if guest is not None:
+            guest.berth.forget(unneeded(self.images(image), set(there)) | set(gone))
+
+    def forget(self, image: ImageId, step: int, attempt: str) -> None:
+        """The step is dirty."""
+        guest = self._guests.get(image)
+        if guest is not None and guest.attempts.get(step) == attempt:
+            guest.berth.forget_step(step)
+
+    def ranks_of(self, run: str) -> list[ImageId]:
+        return [image for image in self._guests if image.run == run]
+
+    def wanted(self, images: set[ImageId]) -> None:
+        """Only these are to stay; others go after a while."""
+        now = time.monotonic()
+        for image, guest in list(self._guests.items()):
+            if image in images:
+                guest.wanted = True
+            elif guest.wanted:
+                guest.wanted, guest.unwanted_since = False, now
+            elif now - guest.unwanted_since > UNWANTED_SECONDS and not guest.berth.held():
+                log.info("rank %d of run %s is no guest any more", image.rank, image.run)
+                self._guests.pop(image).berth.close()
+
+    def notes(self) -> tuple[w.RunNote, ...]:
+        """What the manager is told of them."""
+        return tuple(
+            w.RunNote(run=image.run, where="", world=guest.world, ranks=(self._note(image, guest),))
+            for image, guest in sorted(self._guests.items())
+        )
+
+    def _note(self, image: ImageId, guest: Guest) -> w.RankNote:
+        copies = tuple(
+            copy_note(tier.record_of(slot.step), "replica", guest.attempts.get(slot.step, ""))
+            for tier in guest.berth.tiers()
+            for slot in tier.slots.sealed()
+        )
+        return w.RankNote(rank=image.rank, home=False, trains=False, copies=copies)
+
+    def close(self) -> None:
+        for guest in self._guests.values():
+            guest.berth.close()
+        self._guests.clear()

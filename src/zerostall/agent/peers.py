@@ -1,0 +1,145 @@
+"""Other agents' way in: a port on which images are given and offers are heard."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from zerostall.core import layout as layouts
+from zerostall.core import manifest as manifests
+from zerostall.core.placement import ImageId
+from zerostall.errors import CapabilityError, ZerostallError
+from zerostall.telemetry import log
+from zerostall.wire import peers as p
+from zerostall.wire.messages import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zerostall.agent.images import Images
+
+MOST_CONNECTIONS = 64
+_ACCEPT_SECONDS = 0.5
+
+
+class Pace:
+    """Spreads bytes over time, at most `rate` a second over all connections; None for no bound. Any thread."""
+
+    def __init__(self, rate: int | None) -> None:
+        self._rate = rate
+        self._next = 0.0
+        self._lock = threading.Lock()
+        self.sent = 0
+
+    def pass_by(self, nbytes: int) -> None:
+        """Count bytes that go out, and wait for their turn."""
+        with self._lock:
+            self.sent += nbytes
+            if self._rate is None:
+                return
+            now = time.monotonic()
+            turn = max(self._next, now)
+            self._next = turn + nbytes / self._rate
+        time.sleep(max(0.0, turn - now))
+
+
+class PeerDoor:
+    """Listens; each connection has a thread of its own, at most `MOST_CONNECTIONS` of them.
+
+    Raises (on construction): CapabilityError when it cannot listen there.
+    """
+
+    def __init__(self, address: str, secret: str, images: Images, pace: Pace, heard: Callable[[p.Offer], None]) -> None:
+        host, port = p.split(address if address.rpartition(":")[2].isdecimal() else f"{address}:0")
+        try:
+            self._listener = socket.create_server((host, port), family=_family(host), backlog=64)
+        except OSError as error:
+            raise CapabilityError(
+                f"cannot listen on {address} for other agents: {error}",
+                hint="set ZEROSTALL_PEER to this node's address",
+            ) from error
+        self._listener.settimeout(_ACCEPT_SECONDS)
+        bound = self._listener.getsockname()
+        name = socket.gethostname() if bound[0] in ("0.0.0.0", "::") else host
+        self.address = f"[{name}]:{bound[1]}" if ":" in name else f"{name}:{bound[1]}"
+        self._secret = secret
+        self._images = images
+        self._pace = pace
+        self._heard = heard
+        self._open: set[p.PeerChannel] = set()
+        self._closing = False
+        self._thread = threading.Thread(target=self._accept, name="peer door", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing = True
+        self._listener.close()
+        for channel in list(self._open):
+            channel.shut()
+        self._thread.join(2 * _ACCEPT_SECONDS)
+
+    def _accept(self) -> None:
+        while not self._closing:
+            try:
+                sock, origin = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError as error:
+                if not self._closing:
+                    log.warning("a connection of another agent was not accepted: %s", error)
+                    time.sleep(_ACCEPT_SECONDS)
+                continue
+            if len(self._open) >= MOST_CONNECTIONS:
+                log.warning("more than %d connections of other agents: one is refused", MOST_CONNECTIONS)
+                sock.close()
+                continue
+            channel = p.PeerChannel(sock)
+            self._open.add(channel)
+            threading.Thread(target=self._serve, args=(channel, origin[0]), name="peer", daemon=True).start()
+
+    def _serve(self, channel: p.PeerChannel, origin: str) -> None:
+        try:
+            node = p.welcome(channel, self._secret)
+            log.debug("node %s is connected", node)
+            while not self._closing:
+                self._answer(channel, channel.receive())
+        except p.PeerError as error:
+            log.debug("%s: %s", origin, error.args[0])
+        except Exception:  # noqa: BLE001 - one connection's trouble must not end the others
+            log.exception("%s could not be served", origin)
+        finally:
+            self._open.discard(channel)
+            channel.close()
+
+    def _answer(self, channel: p.PeerChannel, message: p.AnyMessage) -> None:
+        match message:
+            case p.Pull():
+                self._give(channel, message)
+            case p.Offer():
+                self._heard(message)
+                channel.send(p.Noted())
+            case _:
+                raise p.PeerError(f"{type(message).__name__} was not expected")
+
+    def _give(self, channel: p.PeerChannel, request: p.Pull) -> None:
+        with contextlib.ExitStack() as stack:
+            try:
+                image = ImageId(request.run, request.rank)
+                given = stack.enter_context(self._images.given(image, request.step, request.created))
+            except (ZerostallError, OSError) as error:
+                channel.send(p.Absent(plain(str(error.args[0] if error.args else error))))
+                return
+            record = given.record
+            channel.send(p.Coming(layouts.encode(given.layout), manifests.encode_record(record), given.attempt))
+            for chunk in range(max(0, request.start), len(record.checksums)):
+                start = chunk * record.chunk_bytes
+                nbytes = min(record.chunk_bytes, record.nbytes - start)
+                self._pace.pass_by(nbytes)
+                channel.send_bytes(given.view(start, nbytes))
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -1,0 +1,118 @@
+"""Bringing one image over from another agent: checked chunk by chunk, gone on with after a break."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zerostall import native
+from zerostall.core import backoff
+from zerostall.core import layout as layouts
+from zerostall.core import manifest as manifests
+from zerostall.errors import CorruptError, SnapshotNotFoundError
+from zerostall.telemetry import log
+from zerostall.wire import peers as p
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zerostall.core.layout import Layout
+    from zerostall.core.manifest import Record
+
+TRIES = 5
+_CHECKED_AT_ONCE = 1 << 20
+
+
+@dataclass(slots=True)
+class Pulled:
+    """How far an image has come."""
+
+    layout: Layout
+    record: Record
+    attempt: str
+    chunks: int = 0
+
+
+def pull(
+    address: str,
+    node: str,
+    secret: str,
+    request: p.Pull,
+    room: Callable[[Layout, Record], Callable[[int, int], memoryview]],
+    *,
+    tries: int = TRIES,
+    received: Callable[[int], None] = lambda _: None,
+    stopping: Callable[[float], bool] = lambda seconds: bool(time.sleep(seconds)),
+) -> Pulled:
+    """Fetch an image into the memory that `room` gives (a view for an offset and a length); whole when this returns.
+
+    Raises:
+        SnapshotNotFoundError: the other side does not have it, or no longer.
+        CorruptError: a chunk failed its checksum each time.
+        PeerError: the other side could not be reached for `tries` tries in a row, or `stopping` said so.
+    """
+    so_far: Pulled | None = None
+    view: Callable[[int, int], memoryview] | None = None
+    failures = 0
+    while True:
+        came = so_far.chunks if so_far else 0
+        try:
+            channel = p.connect(address, node, secret)
+            try:
+                channel.send(p.Pull(request.run, request.rank, request.step, request.created, came))
+                answer = channel.receive()
+                if isinstance(answer, p.Absent):
+                    raise SnapshotNotFoundError(f"{address}: {answer.reason}")
+                if not isinstance(answer, p.Coming):
+                    raise p.PeerError(f"{address} answered {type(answer).__name__}")
+                coming = _checked(answer, request, address)
+                if so_far is None or view is None:
+                    so_far, view = coming, room(coming.layout, coming.record)
+                elif coming.record != so_far.record:
+                    raise SnapshotNotFoundError(f"{address} has another image of step {request.step} by now")
+                _receive(channel, so_far, view, received)
+                return so_far
+            finally:
+                channel.close()
+        except (p.PeerError, CorruptError) as error:
+            failures = 1 if so_far and so_far.chunks > came else failures + 1
+            if failures >= tries:
+                raise
+            log.info("%s; trying again from chunk %d", error.args[0], so_far.chunks if so_far else 0)
+            if stopping(backoff.pause(failures, 0.5)):
+                raise
+
+
+def _checked(answer: p.Coming, request: p.Pull, address: str) -> Pulled:
+    layout = layouts.decode(answer.layout)
+    record = manifests.decode_record(answer.record, source=f"the record from {address}")
+    asked = (request.run, request.rank, request.step)
+    if (record.run, record.rank, record.step) != asked or (record.layout, record.nbytes) != (
+        layout.digest,
+        layout.nbytes,
+    ):
+        raise CorruptError(f"{address} sent another image than was asked for")
+    return Pulled(layout, record, answer.attempt)
+
+
+def _receive(
+    channel: p.PeerChannel,
+    pulled: Pulled,
+    view: Callable[[int, int], memoryview],
+    received: Callable[[int], None],
+) -> None:
+    record = pulled.record
+    while pulled.chunks < len(record.checksums):
+        start = pulled.chunks * record.chunk_bytes
+        chunk = view(start, min(record.chunk_bytes, record.nbytes - start))
+        found = 0
+        # In pieces, so that what is checked is still in the cache.
+        for offset in range(0, len(chunk), _CHECKED_AT_ONCE):
+            piece = chunk[offset : offset + _CHECKED_AT_ONCE]
+            channel.receive_into(piece)
+            found = native.crc32c(piece, found)
+        if found != record.checksums[pulled.chunks]:
+            raise CorruptError(f"step {record.step}, rank {record.rank}: chunk {pulled.chunks} came damaged")
+        received(len(chunk))
+        pulled.chunks += 1

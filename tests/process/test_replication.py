@@ -1,0 +1,148 @@
+"""Replicas: an image also lives in another node's memory, and a trainer whose node was lost gets it from there."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cluster import QUICK, SECONDS, Agents, Manager
+from hand import HandTrainer, close_all, kill_agent, wait_until
+from zerostall import Checkpointer
+from zerostall.errors import SnapshotNotFoundError
+from zerostall.wire import messages as m
+
+
+def until_replicated(manager: Manager, step: int) -> None:
+    def there() -> bool:
+        run = manager.run()
+        found = next((s for s in run.snapshots if s.step == step), None) if run else None
+        return found is not None and found.tiers.get("replica") == 1
+
+    wait_until(there, SECONDS)
+
+
+def only_in_memory(where: Path) -> None:
+    """The disk has lost its steps."""
+    for folder in where.glob("step-*"):
+        shutil.rmtree(folder)
+
+
+def joined(manager: Manager, agents: Agents, *names: str) -> dict[str, Path]:
+    """Agents of these nodes, all of them known to the manager; this process uses the last one's."""
+    folders = {}
+    for name in names:
+        folders[name] = agents(name)
+        from zerostall.wire import rendezvous
+
+        rendezvous.connect_or_start(folders[name]).close()
+    for name in names:
+        manager.until_health(name, "alive")
+    return folders
+
+
+def test_an_image_lives_on_when_its_node_is_lost(manager: Manager, agents: Agents, tmp_path: Path) -> None:
+    where = tmp_path / "run"
+    folders = joined(manager, agents, "n1", "n2")
+    trainer = HandTrainer(folders["n1"], where)
+    trainer.lease()
+    trainer.seal(4)
+    made = trainer.seal(5, promise=True)
+    until_replicated(manager, 5)
+    assert manager.node("n2").replicas >= 1
+    trainer.leave()
+    kill_agent(folders["n1"])
+    only_in_memory(where)
+
+    again = HandTrainer(folders["n2"], where)
+    assert (5, "replica", True) in again.copies()
+    assert again.fetch(5, "replica") == made.bytes
+    with pytest.raises(SnapshotNotFoundError):
+        again.fetch(4000, "replica")
+
+
+def test_another_node_brings_it_from_the_one_that_keeps_it(manager: Manager, agents: Agents, tmp_path: Path) -> None:
+    where = tmp_path / "run"
+    folders = joined(manager, agents, "n1", "n2")
+    trainer = HandTrainer(folders["n1"], where)
+    trainer.lease()
+    made = trainer.seal(6, promise=True)
+    until_replicated(manager, 6)
+    trainer.leave()
+    kill_agent(folders["n1"])
+    only_in_memory(where)
+    folders |= joined(manager, agents, "n3")
+    again = HandTrainer(folders["n3"], where)
+    assert (6, "replica", True) in again.copies()
+    assert again.fetch(6, "replica") == made.bytes
+
+
+def test_what_a_run_goes_back_from_is_nowhere_any_more(manager: Manager, agents: Agents, tmp_path: Path) -> None:
+    from zerostall.core.candidates import Past
+
+    where = tmp_path / "run"
+    folders = joined(manager, agents, "n1", "n2")
+    trainer = HandTrainer(folders["n1"], where)
+    trainer.lease()
+    trainer.seal(5)
+    gone = trainer.seal(9)
+    until_replicated(manager, 9)
+    made = trainer.seal(6, seed=60, aside=(Past(9, gone.created),))
+    until_replicated(manager, 6)
+    wait_until(lambda: 9 not in {snapshot.step for snapshot in manager.run().snapshots}, SECONDS)
+    trainer.leave()
+    kill_agent(folders["n1"])
+    only_in_memory(where)
+    again = HandTrainer(folders["n2"], where)
+    assert max(again.copies())[:2] == (6, "replica")
+    assert again.fetch(6, "replica") == made.bytes
+
+
+def test_what_is_dirty_after_all_is_nowhere_any_more(manager: Manager, agents: Agents, tmp_path: Path) -> None:
+    folders = joined(manager, agents, "n1", "n2")
+    trainer = HandTrainer(folders["n1"], tmp_path / "run")
+    trainer.lease()
+    made = trainer.seal(5)
+    until_replicated(manager, 5)
+    trainer.channel.send(m.Revoked(step=5, created=made.created, reason="torn after all"))
+    wait_until(lambda: manager.node("n2").replicas == 0, SECONDS)
+
+
+@pytest.mark.parametrize("manager", [QUICK], indirect=True, ids=["quick"])
+def test_a_lost_nodes_image_is_fetched_before_anybody_asks(manager: Manager, agents: Agents, tmp_path: Path) -> None:
+    """Its replica is on one node; of the two that are left, a spare one is to have it in memory."""
+    where = tmp_path / "run"
+    folders = joined(manager, agents, "n1", "n2")
+    trainer = HandTrainer(folders["n1"], where)
+    trainer.lease()
+    trainer.seal(5, promise=True)
+    until_replicated(manager, 5)
+    trainer.leave()
+    kill_agent(folders["n1"])
+    manager.until_health("n1", "lost")
+    wait_until(lambda: any(event.kind == "rollback" for event in manager.state().events), SECONDS)
+    manager.until_clean(5)
+    wait_until(lambda: (run := manager.run()) is not None and not run.waiting, SECONDS)
+    again = HandTrainer(folders["n2"], where)
+    assert (5, "replica", True) in again.copies()
+
+
+def test_a_checkpointer_restores_from_another_nodes_memory(manager: Manager, agents: Agents, tmp_path: Path) -> None:
+    where = tmp_path / "run"
+    folders = joined(manager, agents, "n2", "n1")
+    state = {"weights": np.arange(100_000, dtype=np.float32)}
+    with Checkpointer(where, model=state) as ckpt:
+        state["weights"][:] = 7.0
+        ckpt.save(3).wait(tier="disk", timeout=SECONDS)
+        until_replicated(manager, 3)
+    kill_agent(folders["n1"])
+    close_all()
+    only_in_memory(where)
+    agents("n2")
+    state["weights"][:] = 0.0
+    with Checkpointer(where, model=state) as ckpt:
+        assert ckpt.restore() == 3
+        assert ckpt.stats.restored_from == "replica"
+    assert (state["weights"] == 7.0).all()

@@ -1,0 +1,39 @@
+"""What is kept of another node's rank: the newest whole image until a newer one is there, and no abandoned one."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zerostall.core.candidates import Past
+from zerostall.core.replicas import next_wanted, unneeded
+
+images = st.frozensets(st.builds(Past, st.integers(0, 6), st.sampled_from([1.0, 2.0])), max_size=5)
+
+
+@given(images, images)
+def test_what_goes_and_what_stays(here: frozenset[Past], home: frozenset[Past]) -> None:
+    gone = unneeded(here, home)
+    stays = here - gone
+    assert not gone & home
+    if not home:
+        assert not gone
+        return
+    newest = max(past.step for past in home)
+    assert all(past.step <= newest for past in stays)  # nothing that the run has gone back from
+    usable = {
+        past for past in here if past.step <= newest and (past in home or past.step not in {h.step for h in home})
+    }
+    if usable:
+        assert max(past.step for past in usable) in {past.step for past in stays}
+    assert not unneeded(stays, home)
+
+
+@given(images, images)
+def test_fetching_until_nothing_is_wanted_ends_with_the_newest(here: frozenset[Past], home: frozenset[Past]) -> None:
+    wanted = next_wanted(here, home)
+    if wanted is None:
+        assert not home or max(home) in here
+    else:
+        assert wanted == max(home)
+        assert next_wanted(here | {wanted}, home) is None

@@ -1,0 +1,221 @@
+"""Images from agent to agent: proven, checked chunk by chunk, gone on with after a break."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from hand import wait_until
+from images import RUN, HandMade, make_layout
+from zerostall import native
+from zerostall.agent.images import Given
+from zerostall.agent.peers import Pace, PeerDoor
+from zerostall.agent.pulling import pull
+from zerostall.core.candidates import Past
+from zerostall.core.layout import CHUNK
+from zerostall.core.placement import ImageId
+from zerostall.errors import CorruptError, SnapshotNotFoundError
+from zerostall.wire import peers as p
+
+SECRET = "a secret of sixteen or more"
+LAYOUT = make_layout(2 * CHUNK + 12345)
+
+
+class OneImage:
+    """Stands for `agent.images.Images` with a single image."""
+
+    def __init__(self, made: HandMade) -> None:
+        self.made = made
+        self.held = 0
+
+    @contextlib.contextmanager
+    def given(self, image: ImageId, step: int, created: float) -> Iterator[Given]:
+        record = self.made.record
+        if (image, step) != (ImageId(RUN, 0), record.step) or created not in (0.0, record.created):
+            raise SnapshotNotFoundError(f"no step {step} here")
+        self.held += 1
+        try:
+            yield Given(LAYOUT, record, "attempt", self.made.memory.view)
+        finally:
+            self.held -= 1
+
+
+@pytest.fixture(scope="module")
+def made() -> HandMade:
+    return HandMade(LAYOUT, 7)
+
+
+class Home:
+    def __init__(self, made: HandMade, rate: int | None = None) -> None:
+        self.images = OneImage(made)
+        self.offers: list[p.Offer] = []
+        self.pace = Pace(rate)
+        self.door = PeerDoor("127.0.0.1", SECRET, self.images, self.pace, self.offers.append)  # pyright: ignore
+
+
+@pytest.fixture
+def home(made: HandMade) -> Iterator[Home]:
+    started = Home(made)
+    yield started
+    started.door.close()
+
+
+class Target:
+    """Memory for an image that comes."""
+
+    def __init__(self) -> None:
+        self.segment = native.Segment("target", 3 * CHUNK)
+        self.rooms = 0
+
+    def room(self, layout: object, record: object) -> Callable[[int, int], memoryview]:
+        self.rooms += 1
+        return self.segment.view
+
+
+def fetch(address: str, target: Target, *, step: int = 7, secret: str = SECRET, received=lambda _: None) -> None:
+    request = p.Pull(RUN, 0, step)
+    pull(address, "n2", secret, request, target.room, received=received, stopping=lambda _: False)
+
+
+def test_an_image_comes_whole(home: Home, made: HandMade) -> None:
+    target = Target()
+    fetch(home.door.address, target)
+    assert bytes(target.segment.view(0, LAYOUT.nbytes)) == made.bytes
+    assert home.pace.sent == LAYOUT.nbytes
+    wait_until(lambda: home.images.held == 0)
+
+
+def test_what_is_not_there_is_said(home: Home) -> None:
+    with pytest.raises(SnapshotNotFoundError, match="no step 8 here"):
+        fetch(home.door.address, Target(), step=8)
+
+
+def test_without_the_token_nobody_gets_anything(home: Home) -> None:
+    with pytest.raises(p.PeerError):
+        fetch(home.door.address, Target(), secret="another one, also long enough")
+    with socket.create_connection(p.split(home.door.address), 30) as stranger:
+        stranger.settimeout(30)
+        assert len(stranger.recv(p.NONCE)) == p.NONCE
+        stranger.sendall(b"\xff\xff\xff\xff")  # a frame of 4 GiB
+        assert stranger.recv(1) == b""
+    assert home.pace.sent == 0
+
+
+def test_a_server_that_does_not_know_the_token_is_not_believed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def pretend() -> None:
+            sock, _ = listener.accept()
+            channel = p.PeerChannel(sock)
+            channel.send_bytes(bytes(p.NONCE))
+            channel.receive()
+            channel.send(p.Proof(bytes(32)))
+            channel.close()
+
+        thread = threading.Thread(target=pretend)
+        thread.start()
+        with pytest.raises(p.PeerError, match="does not know this cluster's token"):
+            p.connect(f"127.0.0.1:{listener.getsockname()[1]}", "n2", SECRET)
+        thread.join(30)
+
+
+class Cutter:
+    """Passes bytes on, and breaks each of the first connections after so many."""
+
+    def __init__(self, target: str, cuts: list[int]) -> None:
+        self._target = p.split(target)
+        self._cuts = cuts
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._sockets = [self._listener]
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
+
+    def _start(self, call: Callable[..., None], *arguments: object) -> None:
+        self._threads.append(threading.Thread(target=call, args=arguments, daemon=True))
+        self._threads[-1].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                front, _ = self._listener.accept()
+            except OSError:
+                return
+            back = socket.create_connection(self._target)
+            self._sockets += [front, back]
+            self._start(self._pass, front, back, None)
+            self._start(self._pass, back, front, self._cuts.pop(0) if self._cuts else None)
+
+    def _pass(self, source: socket.socket, target: socket.socket, limit: int | None) -> None:
+        with contextlib.suppress(OSError):
+            while (limit is None or limit > 0) and (data := source.recv(min(1 << 16, limit or 1 << 16))):
+                target.sendall(data)
+                limit = None if limit is None else limit - len(data)
+        for sock in (source, target):
+            shut(sock)
+
+    def close(self) -> None:
+        for sock in self._sockets:
+            shut(sock)
+        while self._threads:
+            self._threads.pop().join(30)
+        for sock in self._sockets:
+            sock.close()
+
+
+def shut(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_break_is_gone_on_from(home: Home, made: HandMade) -> None:
+    cutter = Cutter(home.door.address, [CHUNK + CHUNK // 2, CHUNK + 4096])
+    target, counts = Target(), []
+    fetch(cutter.address, target, received=counts.append)
+    cutter.close()
+    assert bytes(target.segment.view(0, LAYOUT.nbytes)) == made.bytes
+    assert target.rooms == 1
+    assert sum(counts) == LAYOUT.nbytes  # no chunk that had come whole came again
+
+
+def test_one_that_breaks_each_time_is_given_up(home: Home) -> None:
+    cutter = Cutter(home.door.address, [4096] * 100)
+    with pytest.raises(p.PeerError):
+        fetch(cutter.address, Target())
+    cutter.close()
+
+
+def test_damage_on_the_way_or_at_the_source_is_found() -> None:
+    damaged = HandMade(LAYOUT, 7)
+    damaged.memory.view(CHUNK + 100, 1)[0] ^= 1
+    home = Home(damaged)
+    try:
+        with pytest.raises(CorruptError, match="chunk 1 came damaged"):
+            fetch(home.door.address, Target())
+    finally:
+        home.door.close()
+
+
+def test_offers_are_heard(home: Home) -> None:
+    channel = p.connect(home.door.address, "n2", SECRET)
+    offer = p.Offer(RUN, 0, 1, "127.0.0.1:1", (Past(3, 4.0),))
+    channel.send(offer)
+    assert isinstance(channel.receive(), p.Noted)
+    channel.close()
+    assert home.offers == [offer]
+
+
+def test_the_rate_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    import zerostall.agent.peers as module
+
+    waits: list[float] = []
+    monkeypatch.setattr(module.time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(module.time, "sleep", waits.append)
+    pace = Pace(1000)
+    for _ in range(4):
+        pace.pass_by(500)
+    assert waits == [0.0, 0.5, 1.0, 1.5] and pace.sent == 2000
