@@ -8,7 +8,9 @@ import pytest
 
 from images import HandMade, make_layout, manifest_of
 from zerostall import native
+from zerostall.core.candidates import Past
 from zerostall.tiers.disk import DiskTier
+from zerostall.tiers.files import write_whole
 
 LAYOUT = make_layout(5000)
 
@@ -51,3 +53,30 @@ def test_between_the_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, re
     got = bytes(target.view(0, LAYOUT.nbytes))
     assert got in (old.bytes, new.bytes)
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["layouts", "step-000000000003"]
+
+
+def test_nothing_is_renamed_over_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some systems refuse that: files take another's place by `replace` alone, folders go to names that are free."""
+    rename = Path.rename
+
+    def strict_rename(self: Path, target: Path) -> Path:
+        if target.exists():
+            raise FileExistsError(target)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", strict_rename)
+    tier = DiskTier(tmp_path / "run", native.Pool("test", 1))
+    for seed, step, replace in ((1, 1, False), (2, 1, True), (3, 2, False), (4, 2, True)):
+        made = HandMade(LAYOUT, step, seed=seed)
+        tier.put(made.image)
+        tier.commit(manifest_of(made.record), replace=replace)
+    assert tier.set_aside([Past(2, tier.created(2))]) == [2]
+    made = HandMade(LAYOUT, 2, seed=5)
+    tier.put(made.image)
+    tier.commit(manifest_of(made.record))
+    assert tier.set_aside([Past(2, tier.created(2))]) == [2]  # over the one that was set aside before
+    for _ in range(2):
+        write_whole(tmp_path / "run" / "run.json", b"{}")
+    assert tier.steps() == [1]
+    for path in (tmp_path / "run").rglob("*"):
+        assert not set(path.name) & set('<>:"|?*') and not path.name.endswith((" ", "."))

@@ -64,7 +64,7 @@ def new_file(out: Path, *, overwrite: bool, nbytes: int = 0) -> Iterator[NewFile
 
 def _give_name(partial: Path, out: Path, *, overwrite: bool) -> None:
     if overwrite:
-        partial.rename(out)
+        partial.replace(out)
         return
     try:
         os.link(partial, out)  # unlike a rename, fails where somebody else was faster
@@ -73,7 +73,7 @@ def _give_name(partial: Path, out: Path, *, overwrite: bool) -> None:
     except OSError:  # a file system without hard links
         if os.path.lexists(out):
             raise _there_already(out) from None
-        partial.rename(out)
+        partial.replace(out)
     else:
         partial.unlink()
 

@@ -248,7 +248,7 @@ class _Tensors:
         return made
 
     def _tensor(self, made: Made) -> Loose:
-        storage, first, *rest = (*made.args, None)[: max(2, len(made.args))]
+        storage, first, *rest = made.args if len(made.args) > 1 else (None, None)
         if type(storage) is not _Storage or type(first) is not int or len(rest) < 2 or first < 0:
             raise self._refused("a tensor is made of something else than a storage")
         shape = _sizes(rest[0], self._what)

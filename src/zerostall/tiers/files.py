@@ -156,7 +156,7 @@ def write_whole(path: Path, data: bytes, modes: Modes = OWN) -> None:
     partial = path.with_name(names.partial_file(path.name, secrets.token_hex(4)))
     try:
         write_file(partial, data, modes)
-        partial.rename(path)
+        partial.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             partial.unlink()
