@@ -15,11 +15,11 @@ from zerostall.errors import SnapshotNotFoundError
 from zerostall.wire import messages as m
 
 
-def until_replicated(manager: Manager, step: int) -> None:
+def until_replicated(manager: Manager, step: int, ranks: int = 1) -> None:
     def there() -> bool:
         run = manager.run()
         found = next((s for s in run.snapshots if s.step == step), None) if run else None
-        return found is not None and found.tiers.get("replica") == 1
+        return found is not None and found.tiers.get("replica") == ranks
 
     wait_until(there, SECONDS)
 
@@ -146,3 +146,24 @@ def test_a_checkpointer_restores_from_another_nodes_memory(manager: Manager, age
         assert ckpt.restore() == 3
         assert ckpt.stats.restored_from == "replica"
     assert (state["weights"] == 7.0).all()
+
+
+def test_two_ranks_on_two_nodes_each_find_their_own(manager: Manager, agents: Agents, tmp_path: Path) -> None:
+    """A step of two ranks is clean when both are sealed, and each rank's image is brought for itself."""
+    where = tmp_path / "run"
+    folders = joined(manager, agents, "n1", "n2")
+    trainers = [HandTrainer(folders["n1"], where, rank=rank, world=2) for rank in range(2)]
+    made = []
+    for rank, trainer in enumerate(trainers):
+        trainer.lease()
+        made.append(trainer.seal(5, seed=rank, epoch=1))
+    manager.until_clean(5)
+    until_replicated(manager, 5, ranks=2)
+    for trainer in trainers:
+        trainer.leave()
+    kill_agent(folders["n1"])
+    only_in_memory(where)
+    for rank in range(2):
+        again = HandTrainer(folders["n2"], where, rank=rank, world=2)
+        assert (5, "replica", True) in again.copies()
+        assert again.fetch(5, "replica") == made[rank].bytes

@@ -71,12 +71,14 @@ class Elsewhere:
             self._sources.setdefault((image, copy.step), []).append(copy)
             known = found.get(copy.step)
             if known is None or (copy.clean and not known.clean):
-                created = here.get(copy.step, copy.created)
-                found[copy.step] = m.CopyFacts(copy.step, TIER, copy.clean, created, m.plain(copy.reason))
+                reason = m.plain(copy.reason)
+                found[copy.step] = m.CopyFacts(copy.step, TIER, copy.clean, copy.began, reason, copy.world)
         for step, created in here.items():
             # Of a run with one rank, an image that is whole here is all there is to know.
             if step not in found:
-                found[step] = m.CopyFacts(step, TIER, world == 1, created, "" if world == 1 else unknown)
+                alone = world == 1
+                began = created if alone else 0.0
+                found[step] = m.CopyFacts(step, TIER, alone, began, "" if alone else unknown, world)
         return tuple(found[step] for step in sorted(found))
 
     def bring(self, request: m.Fetch, run: str, rank: int) -> Brought:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from zerostall.core import steps as names
+from zerostall.core.roll import NONE, Save
 from zerostall.errors import ZerostallError
 from zerostall.telemetry import log
 from zerostall.wire import cluster as w
@@ -25,10 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """One look at the node, taken on the agent's loop."""
+    """One look at the node, taken on the agent's loop.
+
+    `attempts` are those of clean steps in memory, by run, step and when rank 0 saved it: the disk knows no more of a
+    step.
+    """
 
     runs: tuple[w.RunNote, ...]
     guests: tuple[w.RunNote, ...]
+    attempts: Mapping[tuple[str, int, float], str]
     disks: tuple[tuple[str, DiskTier], ...]
     host_bytes: int
     host_budget: int
@@ -37,9 +43,23 @@ class Census:
     stalls: tuple[int, ...] = ()
 
 
-def attempt_of(made: Record | Manifest) -> str:
+def attempt_of(record: Record, save: Save) -> str:
     """What is equal for all images that may make a snapshot together: with one rank, when it was saved."""
-    return repr(made.created) if made.world == 1 else ""
+    return repr(record.created) if record.world == 1 else f"{save.epoch}.{save.turn}"
+
+
+def attempt_stored(manifest: Manifest) -> str:
+    """The same of a step on disk, as far as the disk alone can tell."""
+    return repr(manifest.created) if manifest.world == 1 else f"at {manifest.created!r}"
+
+
+def attempt_at(berth: Berth, step: int) -> str:
+    """The same of an image that is sealed in a berth. ValueError where there is none."""
+    tier = berth.tier_with(step)
+    if tier is None:
+        raise ValueError(f"rank {berth.rank} has no image of step {step}")
+    wish = berth.wishes.get(step)
+    return attempt_of(tier.record_of(step), wish.save if wish else NONE)
 
 
 def take_census(service: Service, guests: tuple[w.RunNote, ...]) -> Census:
@@ -48,6 +68,12 @@ def take_census(service: Service, guests: tuple[w.RunNote, ...]) -> Census:
     return Census(
         runs=tuple(_run_note(run) for run in runs),
         guests=guests,
+        attempts={
+            (run.folder.facts.run, copy.step, copy.created): attempt_at(berth, copy.step)
+            for run in runs
+            for berth in run.berths.values()
+            for copy in berth.clean_copies()
+        },
         disks=tuple((run.folder.facts.run, run.folder.disk) for run in runs),
         host_bytes=service.budget.lent,
         host_budget=service.budget.limit,
@@ -70,7 +96,7 @@ def _run_note(run: Run) -> w.RunNote:
 
 def _rank_note(berth: Berth) -> w.RankNote:
     copies = {
-        slot.step: copy_note(tier.record_of(slot.step), tier.name, attempt_of(tier.record_of(slot.step)))
+        slot.step: copy_note(tier.record_of(slot.step), tier.name, attempt_at(berth, slot.step))
         for tier in reversed(berth.tiers())
         for slot in tier.slots.sealed()
     }
@@ -125,11 +151,19 @@ class DiskCensus:
 def _whole_note(manifest: Manifest) -> w.CopyNote:
     nbytes = sum(facts.nbytes for facts in manifest.ranks)
     return w.CopyNote(
-        step=manifest.step, attempt=attempt_of(manifest), tier="disk", created=manifest.created, nbytes=nbytes
+        step=manifest.step, attempt=attempt_stored(manifest), tier="disk", created=manifest.created, nbytes=nbytes
     )
 
 
 def joined(census: Census, whole: Mapping[str, tuple[w.CopyNote, ...]]) -> tuple[w.RunNote, ...]:
     """Memory and disk in one."""
-    own = tuple(msgspec.structs.replace(note, whole=whole.get(note.run, ())) for note in census.runs)
+
+    def named(run: str, copy: w.CopyNote) -> w.CopyNote:
+        attempt = census.attempts.get((run, copy.step, copy.created), copy.attempt)
+        return msgspec.structs.replace(copy, attempt=attempt)
+
+    own = tuple(
+        msgspec.structs.replace(note, whole=tuple(named(note.run, copy) for copy in whole.get(note.run, ())))
+        for note in census.runs
+    )
     return own + census.guests

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerostall import native
-from zerostall.agent.holdings import attempt_of
+from zerostall.agent.holdings import attempt_at, attempt_stored
 from zerostall.agent.loop_call import Post, on_loop
 from zerostall.errors import SnapshotNotFoundError
 from zerostall.tiers.host import stride_of
@@ -69,8 +69,8 @@ class Images:
             disk = run.folder.disk
             berth = run.berths.get(image.rank)
             tier = berth.tier_with(step) if berth else None
-            if tier is not None and created in (0.0, tier.record_of(step).created):
-                return self._held(tier, step, attempt_of(tier.record_of(step)))
+            if berth is not None and tier is not None and created in (0.0, tier.record_of(step).created):
+                return self._held(tier, step, attempt_at(berth, step))
         tier = self._guests.tier_with(image, step)
         if tier is not None and created in (0.0, tier.record_of(step).created):
             return self._held(tier, step, self._guests.attempt(image, step))
@@ -97,6 +97,6 @@ class Images:
         segment = native.Segment(f"zerostall-give-{image.rank}", stride_of(stored.layout), populate=False)
         try:
             disk.get(step, image.rank, segment.address)
-            yield Given(stored.layout, stored.record, attempt_of(stored.record), segment.view)
+            yield Given(stored.layout, stored.record, attempt_stored(disk.manifest(step)), segment.view)
         finally:
             segment.close()

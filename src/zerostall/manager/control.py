@@ -136,6 +136,8 @@ class Control:
         found: list[tuple[int, int, w.LocatedCopy]] = []
         for key in table.snapshots if table else ():
             verdict = clean.get(key)
+            firsts = (self.known[node] for node, _ in self.steps.holders(key, 0) if node in self.known)
+            began = next(filter(None, (_created(known, key, 0) for known in firsts)), 0.0)
             for node, tier in self.steps.holders(key, message.rank):
                 known = self.known.get(node)
                 if node not in places or known is None or not known.join.peer:
@@ -148,7 +150,9 @@ class Control:
                     tier=tier,
                     peer=known.peer,
                     clean=verdict is not None and verdict.standing is Standing.clean,
+                    world=table.world if table else 0,
                     created=_created(known, key, message.rank),
+                    began=began,
                     reason=verdict.reason if verdict else "not judged yet",
                 )
                 far = prefetch.distance(message.node, (node, tier), places) if message.node in places else 0
@@ -371,6 +375,9 @@ class Control:
 def _created(known: Known, key: Key, rank: int) -> float:
     """When an image that the node has was saved; 0.0 where it does not say."""
     for note in known.runs:
+        for copy in note.whole if note.run == key.run and rank == 0 else ():
+            if (copy.step, copy.attempt) == (key.step, key.attempt):
+                return copy.created
         for one in note.ranks if note.run == key.run else ():
             for copy in one.copies if one.rank == rank else ():
                 if (copy.step, copy.attempt) == (key.step, key.attempt):

@@ -237,14 +237,22 @@ class WhereIs(Note, frozen=True):
 
 
 class LocatedCopy(Note, frozen=True):
-    """An image on another node, or kept for another on the one that asks; `clean` when every rank's can be had."""
+    """An image on another node, or kept for another on the one that asks.
+
+    Attributes:
+        clean: every rank's image of the step can be had.
+        created: when this image was saved, and `began` when rank 0's was; 0.0 where nobody says.
+        world: how many ranks saved the step.
+    """
 
     step: int
     attempt: str
     tier: str
     peer: Peer
     clean: bool
+    world: int
     created: float = 0.0
+    began: float = 0.0
     reason: str = ""
 
 
