@@ -15,7 +15,7 @@ from zerostall import native
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 
-@pytest.mark.parametrize("nbytes", [2**31 - 1, 2**31 + 4097, 2**32 + 5])
+@pytest.mark.parametrize("nbytes", [2**31 - 1, 2**31, 2**31 + 4097, 2**32 - 1, 2**32 + 5])
 def test_a_tensor_over_the_old_limits(start_agent: StartAgent, faulty: Shim, where: Path, nbytes: int) -> None:
     agent = start_agent(ZEROSTALL_HOST_BUDGET="40G")
     big = torch.empty(nbytes, dtype=torch.uint8)

@@ -17,6 +17,7 @@ from torch import nn
 
 import zerostall
 from zerostall import telemetry
+from zerostall.core import manifest
 from zerostall.errors import (
     MismatchError,
     NonFiniteError,
@@ -24,6 +25,7 @@ from zerostall.errors import (
     RunBusyError,
     RunMismatchError,
     SnapshotNotFoundError,
+    StateError,
     StepExistsError,
     StorageError,
     TornError,
@@ -201,6 +203,24 @@ def test_a_parameter_that_leaves_its_memory_while_it_is_read(where: Path) -> Non
             del after
     for step in range(1, 6):
         assert (zerostall.load(where, step)["model"]["p"] == step - 1).all()
+
+
+def test_values_that_grow_beyond_a_record(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the first save it is said at once; later it costs that save, and not the ones after it."""
+    monkeypatch.setattr(manifest, "MAX_VALUES", 50_000)  # the generators' states alone take some
+    state = {"w": torch.ones(5), "log": ["x" * 60_000], "few": {"n": 1}}
+    with zerostall.Checkpointer(where, when_busy="wait", few=state.pop("few"), state=state) as ckpt:
+        ckpt.restore()
+        with pytest.raises(StateError, match="state most"):
+            ckpt.save(1)
+        state["log"][0] = "x"
+        ckpt.save(1).wait()
+        state["log"][0] = "x" * 60_000
+        with pytest.raises(StateError, match="a record holds up to 50000"):
+            ckpt.save(2).wait()
+        state["log"][0] = "y"
+        ckpt.save(3).wait()
+    assert saved(where) == [1, 3]
 
 
 def test_a_state_that_grows_and_shrinks_is_followed(where: Path) -> None:

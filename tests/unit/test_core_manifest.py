@@ -190,5 +190,13 @@ def test_what_no_reader_would_take_is_not_written():
         manifest.encode_run(msgspec.structs.replace(RUN, run=".."))
 
 
+def test_a_record_that_no_message_could_carry_is_not_written(monkeypatch: pytest.MonkeyPatch):
+    large = msgspec.structs.replace(RECORD, values=values.encode({"blob": bytes(3000)}))
+    manifest.encode_record(large)
+    monkeypatch.setattr(manifest, "MAX_VALUES", 2000)
+    with pytest.raises(ValueError, match="a record holds up to 2000"):
+        manifest.encode_record(large)
+
+
 def test_fields_of_later_versions_are_passed_over():
     assert manifest.decode_manifest(resealed(DECODERS["manifest"][1], later=[{}])) == MANIFEST

@@ -26,6 +26,9 @@ MAX_RECORD_FILE = 1 << 30
 MAX_MANIFEST_FILE = 1 << 28
 """The largest such files that are read, in bytes."""
 
+MAX_VALUES = 1 << 28
+"""The most bytes of small values that are written into a record; any message to the agent can carry these."""
+
 _MAX_CHUNK = 1 << 32
 _DIGEST = re.compile("[0-9a-f]{64}")
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -150,7 +153,7 @@ _RUN = msgspec.json.Decoder(_RunBody)
 
 def encode_record(record: Record) -> bytes:
     """Return a record's file. ValueError for one that no reader would take."""
-    _insist(_record_problem(record))
+    _insist(_record_problem(record) or values_problem(len(bytes(record.values))))
     body = _RecordBody(
         version=VERSION,
         run=record.run,
@@ -314,6 +317,13 @@ def _image_problem(nbytes: int, crc: int, layout: str) -> str:
     if not _DIGEST.fullmatch(layout):
         return "the layout's digest is no SHA-256 in lower-case hex"
     return ""
+
+
+def values_problem(nbytes: int) -> str:
+    """Say why small values of so many bytes are not written, or return ''."""
+    if nbytes <= MAX_VALUES:
+        return ""
+    return f"the small values take {nbytes} bytes as JSON; a record holds up to {MAX_VALUES}"
 
 
 def _record_problem(record: Record) -> str:

@@ -14,6 +14,7 @@ import gc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zerostall.core import manifest as manifests
 from zerostall.core import names
 from zerostall.core import values as core_values
 from zerostall.errors import StateError
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["OutdatedError", "RestoreReport", "State", "Survey", "Targets", "Values"]
 
 _LOOKS = 8
+_LARGE = "put large data into tensors or numpy arrays: their bytes are stored as they are"
 
 
 @contextlib.contextmanager
@@ -59,6 +61,10 @@ class Values:
     parts: dict[str, tuple[str, object]]
     generators: GeneratorStates | None
     base: str = ""
+
+    def largest(self) -> str:
+        """Name of the part with the largest values."""
+        return max(self.parts, key=lambda name: len(bytes(core_values.encode(self.parts[name]))), default="")
 
     def encode(self) -> Document:
         """Return them as a document for the record."""
@@ -131,7 +137,9 @@ class State:
                 surveying.insist_on_shapes(survey.layout, self._expected)
             try:
                 # Whatever the walk let pass must be encodable, and is so before the first save counts on it.
-                self.values(survey).encode()
+                found = self.values(survey)
+                if problem := manifests.values_problem(len(bytes(found.encode()))):
+                    raise StateError(f"{problem}: {found.largest()} most", hint=_LARGE)
             except OutdatedError as outdated:
                 if look + 1 < _LOOKS:
                     continue
