@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -83,7 +84,9 @@ def model_run(where: Path) -> dict[str, np.ndarray]:
             rank.append(half)
     moment = np.ones((40, 30), np.float32)
     ranks[0].append((Shard.whole("optimizer.layers.0.weight.exp_avg", "float32", (40, 30)), moment.tobytes()))
-    values = {"parts": {"model": ("module", {}), "optimizer": ("optimizer", {})}, "rng": None}
+    groups = [{"params": ["layers.0.weight"], "shapes": {}, "options": {"lr": 0.1}}]
+    record = {"groups": groups, "state": {}, "extra": {}, "keys": ["exp_avg"], "host": []}
+    values = {"parts": {"model": ("module", {}), "optimizer": ("optimizer", record)}, "rng": None}
     store_ranks(where, 1, ranks, values=values)
     return arrays
 
@@ -188,3 +191,49 @@ def test_names_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     store_ranks(tmp_path / "bare", 1, [[(Shard.whole("w", "int8", (1,)), b"1")]], values={"rng": None})
     with pytest.raises(CapabilityError, match="holds no module"):
         zerostall.export(tmp_path / "bare", 1, tmp_path / "x.safetensors", ExportOptions(weights=True))
+
+
+def test_a_dcp_folder_that_dcp_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    from zerostall.trainer.exchange import export_dcp
+
+    monkeypatch.setattr(export_dcp, "_PART", 700)  # parts of a few rows
+    arrays = model_run(tmp_path / "run")
+    out = tmp_path / "dcp"
+    told: list[tuple[int, int]] = []
+    options = ExportOptions(format="dcp", root="model", dtype="float64")
+    done = zerostall.export(tmp_path / "run", 1, out, options, progress=lambda *at: told.append(at))
+    assert done.tensors == 13 and told[-1][0] == told[-1][1] and done.files == len(list(out.iterdir()))
+    wanted = {name: torch.zeros(array.shape, dtype=torch.float64) for name, array in arrays.items() if name != "count"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(wanted, checkpoint_id=out)
+        dcp_to_torch_save(out, tmp_path / "o.pt")
+    found = torch.load(tmp_path / "o.pt", weights_only=True)
+    assert set(found) == set(arrays) and found["count"].dtype == torch.int64
+    for name, array in arrays.items():
+        assert np.array_equal(found[name].numpy(), array)
+        assert name == "count" or np.array_equal(wanted[name].numpy(), array)
+    zerostall.import_file(out, tmp_path / "back", 2)
+    assert torch.equal(zerostall.load(tmp_path / "back")["model"]["layers.3.weight"], found["layers.3.weight"])
+
+    with pytest.raises(StorageError, match=r"already"):
+        zerostall.export(tmp_path / "run", 1, out, options)
+    flat = ExportOptions(format="dcp", only=("optimizer.*",), rename={"optimizer": "o"}, overwrite=True)
+    assert zerostall.export(tmp_path / "run", 1, out, flat).tensors == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp_to_torch_save(out, tmp_path / "o.pt")
+    assert set(torch.load(tmp_path / "o.pt", weights_only=True)) == {"o.layers.0.weight.exp_avg"}
+
+    image = tmp_path / "run" / "step-000000000001" / "rank-00001.safetensors"
+    data = bytearray(image.read_bytes())
+    data[-1] ^= 1
+    image.write_bytes(data)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(CorruptError, match="chunk 0"):
+        zerostall.export(tmp_path / "run", 1, out, ExportOptions(format="dcp", root="model", overwrite=True))
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]

@@ -43,7 +43,7 @@ def export(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="what is there already may be replaced")] = False,
     json: Json = False,
 ) -> None:
-    """Write a step for other tools: .safetensors, a Hugging Face folder, .pt. Every byte is checked."""
+    """Write a step for other tools: .safetensors, a Hugging Face or DCP folder, .pt. Every byte is checked."""
     options = ExportOptions(
         only=tuple(only) if only else None,
         rename=renames(rename),

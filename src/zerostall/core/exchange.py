@@ -12,7 +12,7 @@ from zerostall.errors import CapabilityError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-ExportFormat: TypeAlias = Literal["safetensors", "huggingface", "torch"]
+ExportFormat: TypeAlias = Literal["safetensors", "huggingface", "dcp", "torch"]
 ImportFormat: TypeAlias = Literal["safetensors", "huggingface", "dcp", "torch", "torch_checkpointing"]
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -84,8 +84,8 @@ class ExportOptions(Choice):
             its `state_dict()` does.
         root: take only what lies below this name, and leave the name itself out: `model.layers.0.weight` becomes
             `layers.0.weight`, spelled as `state_dict()` does.
-        format: `safetensors` (one file), `huggingface` (a folder of shards with an index) or `torch`
-            (one file of torch.save). None: as the ending of the name says,
+        format: `safetensors` (one file), `huggingface` (a folder of shards with an index), `dcp` (a folder
+            of torch.distributed.checkpoint) or `torch` (one file of torch.save). None: as the ending of the name says,
             and `huggingface` for a name without one.
         shard_size: of a Hugging Face folder, the most bytes of tensors a file gets; a larger tensor has one of its own.
         overwrite: what is there already may be replaced.

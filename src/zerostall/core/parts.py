@@ -16,6 +16,7 @@ class _Part(msgspec.Struct):
 
 class _Values(msgspec.Struct):
     parts: dict[str, _Part]
+    flat: str = ""
 
 
 _VALUES = msgspec.json.Decoder(_Values)
@@ -23,8 +24,18 @@ _VALUES = msgspec.json.Decoder(_Values)
 
 def kinds(values: Document) -> dict[str, str]:
     """Name of each part → its kind (`module`, `optimizer`); empty where the values are not those of a state."""
+    found = _read(values)
+    return {} if found is None else {name: part.pair[0] for name, part in found.parts.items()}
+
+
+def flat_root(values: Document) -> str:
+    """The part below which all lies that was given without a name of its own; empty where all had one."""
+    found = _read(values)
+    return found.flat if found is not None and found.flat in found.parts else ""
+
+
+def _read(values: Document) -> _Values | None:
     try:
-        found = _VALUES.decode(values)
+        return _VALUES.decode(values)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return {}
-    return {name: part.pair[0] for name, part in found.parts.items()}
+        return None

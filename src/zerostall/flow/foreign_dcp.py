@@ -59,7 +59,7 @@ def read_dcp(folder: Path) -> dict[str, object]:
     if not _is(metadata, "Metadata"):
         raise FormatError(f"{path} is not the metadata of a DCP folder")
     reader = _Folder(folder, path, cast("Made", metadata))
-    return _nested(reader.items(), path)
+    return nested(reader.items(), path)
 
 
 class _Folder:
@@ -145,8 +145,11 @@ class _Folder:
         return FormatError(f"{self._path} is damaged: {why}")
 
 
-def _nested(items: list[tuple[tuple[str | int, ...], object]], path: Path) -> dict[str, object]:
-    """Dicts for texts and lists for numbers."""
+def nested(items: list[tuple[tuple[str | int, ...], object]], path: Path | str) -> dict[str, object]:
+    """The tree whose leaves have these paths: dicts for texts and lists for numbers.
+
+    FormatError, naming `path`, where two of them contradict each other.
+    """
     top: dict[object, object] = {}
     lists: list[tuple[dict[object, object], object]] = []
     for steps, leaf in items:

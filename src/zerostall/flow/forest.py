@@ -118,32 +118,11 @@ class Forest:
 
     def _optimizer(self, root: str, state: dict[str, object]) -> None:
         slots = cast("dict[str, dict[str, object]]", state["state"])
-        groups = cast("list[dict[str, object]]", state["param_groups"])
-        keys: dict[str, None] = {}
-        kept: dict[str, object] = {}
         for label, slot in slots.items():
-            others: dict[object, object] = {}
             for key, value in slot.items():
-                keys[key] = None
-                if isinstance(value, Loose):
-                    self._found.append((full_name(f"{label}.{key}", root), value))
-                else:
-                    others[key] = self._tree(f"{root}.{label}.{key}", value)
-            if others:
-                kept[label] = others
-        rows = [
-            {
-                "params": list(cast("list[str]", group["params"])),
-                "shapes": {},
-                "options": {
-                    key: self._tree(paths.join((*paths.split(root), number, key)), value)
-                    for key, value in group.items()
-                    if key != "params"
-                },
-            }
-            for number, group in enumerate(groups)
-        ]
-        tree = {"groups": rows, "state": kept, "extra": {}, "keys": list(keys), "host": []}
+                slot[key] = self._tree(full_name(f"{label}.{key}", root), value)
+        groups = self._tree(paths.child(root, "param_groups"), state["param_groups"])
+        tree = optimizer_record({"state": slots, "param_groups": groups}, TensorRef)
         self._trees[root] = ("optimizer", tree)
 
     def _container(self, root: str, value: object) -> None:
@@ -270,12 +249,12 @@ def _pruned(tree: object, renamed: Mapping[str, str]) -> object:
     return tree
 
 
-def is_module_state(value: object) -> bool:
+def is_module_state(value: object, leaf: type = Loose) -> bool:
     """Whether a value looks like what a module's state_dict() gives: tensors by dotted names, at least one."""
     return (
         isinstance(value, dict)
         and bool(value)
-        and all(type(key) is str and isinstance(item, Loose) for key, item in value.items())
+        and all(type(key) is str and isinstance(item, leaf) for key, item in value.items())
     )
 
 
@@ -293,6 +272,30 @@ def is_optimizer_state(value: object) -> bool:
         and all(isinstance(slot, dict) and all(type(key) is str for key in slot) for slot in state.values())
         and all(type(key) is str for group in groups for key in group)
     )
+
+
+def optimizer_record(state: dict[str, object], leaf: type) -> object:
+    """What is stored of such an optimizer beside its tensors, `leaf` standing for each of these."""
+    slots = cast("dict[str, dict[str, object]]", state["state"])
+    groups = cast("list[dict[str, object]]", state["param_groups"])
+    others = {
+        label: {key: value for key, value in slot.items() if not isinstance(value, leaf)}
+        for label, slot in slots.items()
+    }
+    return {
+        "groups": [
+            {
+                "params": list(cast("list[str]", group["params"])),
+                "shapes": {},
+                "options": {key: value for key, value in group.items() if key != "params"},
+            }
+            for group in groups
+        ],
+        "state": {label: slot for label, slot in others.items() if slot},
+        "extra": {},
+        "keys": list(dict.fromkeys(key for slot in slots.values() for key in slot)),
+        "host": [],
+    }
 
 
 def full_name(name: str, root: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from zerostall.errors import StorageError
 from zerostall.flow.new_file import NewFile
-from zerostall.tiers.files import free_bytes, fsync_folder, make_folder, no_room, storage_errors
+from zerostall.tiers.files import free_bytes, fsync_folder, make_folder, no_room, remove_tree, storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -94,3 +94,24 @@ def _give_names(folder: NewFolder, old: list[str]) -> None:
         if name == last:
             fsync_folder(folder.path)
         folder.partial(name).rename(folder.path / name)
+
+
+@contextlib.contextmanager
+def moved_in(out: Path, *, overwrite: bool, nbytes: int, ours: Callable[[str], bool], last: str) -> Iterator[Path]:
+    """Yield an empty folder beside `out`; what lies in it when the block ends well is moved to `out`, `last` at last.
+
+    For writers that give files their names themselves. Arguments and errors as `new_folder`.
+    """
+    out = out.absolute()
+    if not out.parent.is_dir():
+        raise StorageError(f"{out.parent} is no folder", errno=errno.ENOENT)
+    beside = out.with_name(f".{out.name[:200]}.{secrets.token_hex(4)}.partial")
+    with new_folder(out, overwrite=overwrite, nbytes=nbytes, ours=ours) as folder:
+        beside.mkdir()
+        try:
+            yield beside
+            for path in sorted(beside.iterdir(), key=lambda path: (path.name == last, path.name)):
+                path.rename(folder.partial(path.name))
+                folder.names.append(path.name)
+        finally:
+            remove_tree(beside)

@@ -10,6 +10,7 @@ import msgspec
 
 from zerostall.core import layout as layouts
 from zerostall.core import parts
+from zerostall.core.boxes import Box
 from zerostall.core.contents import DISTINCT, natural
 from zerostall.core.dtypes import DTYPES
 from zerostall.core.layout import Shard, View
@@ -90,6 +91,17 @@ class WholeStep:
             base = self._whole(whole.name, whole)
             return Assembled(name or tensor.name, tensor.dtype, tensor.shape, tensor.tiles, [base])
         return self._whole(name or tensor.name, self._held.wholes[tensor.alias or tensor.name])
+
+    def boxes(self, tensor: WholeTensor) -> list[Box]:
+        """The boxes in which a tensor is stored; all of it where it is a view."""
+        if tensor.base is not None:
+            return [Box.whole(tensor.shape)]
+        return [piece.box for piece in self._held.wholes[tensor.alias or tensor.name].pieces]
+
+    def order(self, tensor: WholeTensor) -> tuple[int, int]:
+        """Rank and offset of its first bytes, to read tensors in the order in which they lie."""
+        pieces = self._held.wholes[tensor.base or tensor.alias or tensor.name].pieces
+        return (pieces[0].rank, pieces[0].offset) if pieces else (0, 0)
 
     def _whole(self, name: str, whole: Whole) -> Assembled:
         self._held.insist([whole.name])

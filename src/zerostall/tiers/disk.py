@@ -184,6 +184,25 @@ class DiskTier:
 
     # -------------------------------------------------------------------------------------- beyond the contract
 
+    def draft(self, step: int) -> Path:
+        """The folder in which images of a step are put until it is committed, for several processes to write to it."""
+        folder = self._draft_folder(step)
+        make_folder(folder, self._modes)
+        return folder
+
+    def join(self, step: int, folder: Path) -> None:
+        """Put images of a step into the folder that another process's `draft` gave."""
+        self._drafts.add(step)
+        if folder != self._folder(step):
+            self._staging[step] = folder
+
+    def put_record(self, record: Record) -> None:
+        """Write a record once more, of an image that was put and is not committed yet."""
+        folder = self._draft_folder(record.step)
+        with storage_errors(folder, f"step {record.step}", 0):
+            write_file(folder / names.record_file(record.rank), manifests.encode_record(record), self._modes)
+            fsync_folder(folder)
+
     def bytes_of(self, step: int, rank: int, stored: Stored) -> FileBytes:
         return FileBytes(self._folder(step) / names.image_file(rank), stored.record.nbytes)
 

@@ -74,7 +74,7 @@ def _nested(step: WholeStep, options: ExportOptions) -> object:
     root = options.root
     if root is not None and root not in found:
         raise ValueError(f"root {root}: names begin with {', '.join(found) or 'nothing'}")
-    plain = _Plain(options)
+    plain = Plain(options)
     state = plain.of(found if root is None else found[root])
     if plain.changed:
         kinds = ", ".join(sorted(plain.changed))
@@ -102,7 +102,7 @@ def read(piece: Readable) -> torch.Tensor:
     return torch.frombuffer(data, dtype=dtype).reshape(piece.shape)
 
 
-class _Plain:
+class Plain:
     """Makes of values what such a file may hold, and notes the types that this changes."""
 
     def __init__(self, options: ExportOptions) -> None:

@@ -31,7 +31,7 @@ def export(
     *,
     progress: Progress | None = None,
 ) -> Exported:
-    """Write a step for other tools: a safetensors file, a Hugging Face folder, or a torch.save file.
+    """Write a step for other tools: a safetensors file, a Hugging Face folder, a DCP folder, or a torch.save file.
 
     >>> zerostall.export("runs/gpt", None, "gpt.safetensors", zerostall.ExportOptions(weights=True, dtype="bfloat16"))
 
@@ -54,7 +54,7 @@ def export(
     path = Path(out)
     kind = options.format_of(path.name)
     convert = None
-    if kind == "torch" or options.dtype is not None:
+    if kind in ("dcp", "torch") or options.dtype is not None:
         _require_torch(f"{path}: the format {kind}" if options.dtype is None else f"{path}: another dtype")
         from zerostall.trainer.exchange.casting import convert
     with opened_step(where, step) as whole:
@@ -67,6 +67,10 @@ def export(
                 from zerostall.trainer.exchange.export_pt import export_pt
 
                 return export_pt(whole, path, options, progress)
+            case "dcp":
+                from zerostall.trainer.exchange.export_dcp import export_dcp
+
+                return export_dcp(whole, path, options, progress)
 
 
 def import_file(

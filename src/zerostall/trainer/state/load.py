@@ -13,6 +13,8 @@ from zerostall.trainer.state.parts.optimizer_record import OptimizerRecord
 from zerostall.trainer.state.stored import StoredState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from zerostall.tiers.contract import Stored
     from zerostall.trainer.state.stored import StoredPart
 
@@ -23,15 +25,43 @@ def tree(stored: Stored, image: memoryview) -> dict[str, object]:
     Every tensor is new memory of its own, but tensors that shared memory share it again. A module is a flat dict of
     tensors by path, an optimizer has "state" by parameter and "param_groups".
     """
-    return _Loading(StoredState.read(stored), writes.as_bytes(image)).roots()
+    state = StoredState.read(stored)
+    return _Loading(state, _Tensors(state, writes.as_bytes(image)).named).roots()
 
 
-class _Loading:
+def outline(stored: Stored, tensor: Callable[[str], torch.Tensor]) -> dict[str, object]:
+    """As `tree`, with what `tensor` says in the place of the tensor of each name; no bytes are looked at."""
+    return _Loading(StoredState.read(stored), tensor).roots()
+
+
+class _Tensors:
+    """New tensors with the bytes of an image."""
+
     def __init__(self, stored: StoredState, image: torch.Tensor) -> None:
         self._stored = stored
         self._image = image
-        self._tensors: dict[str, torch.Tensor] = {}
-        self._resolver = refs.Resolver(self._tensor, self._nested)
+        self._made: dict[str, torch.Tensor] = {}
+
+    def named(self, name: str) -> torch.Tensor:
+        made = self._made.get(name)
+        if made is None:
+            view = self._stored.views.get(name)
+            if view is not None:
+                made = writes.view_of(self.named(view.base), view)
+            else:
+                entry = self._stored.layout.entries[self._stored.entries[name]]
+                made = torch.empty(entry.shape, dtype=tensors.torch_dtype(entry.dtype))
+                if entry.nbytes:
+                    writes.copy_into(made, writes.read_view(self._stored, self._image, writes.entry_view(entry)))
+            self._made[name] = made
+        return made
+
+
+class _Loading:
+    def __init__(self, stored: StoredState, tensor: Callable[[str], torch.Tensor]) -> None:
+        self._stored = stored
+        self._tensor = tensor
+        self._resolver = refs.Resolver(tensor, self._nested)
 
     def roots(self) -> dict[str, object]:
         parts = self._stored.parts
@@ -41,20 +71,6 @@ class _Loading:
     def _nested(self, name: str) -> object:
         part = self._stored.parts.get(name)
         return None if part is None else self._part(part)
-
-    def _tensor(self, name: str) -> torch.Tensor:
-        made = self._tensors.get(name)
-        if made is None:
-            view = self._stored.views.get(name)
-            if view is not None:
-                made = writes.view_of(self._tensor(view.base), view)
-            else:
-                entry = self._stored.layout.entries[self._stored.entries[name]]
-                made = torch.empty(entry.shape, dtype=tensors.torch_dtype(entry.dtype))
-                if entry.nbytes:
-                    writes.copy_into(made, writes.read_view(self._stored, self._image, writes.entry_view(entry)))
-            self._tensors[name] = made
-        return made
 
     def _part(self, part: StoredPart) -> object:
         if part.kind == "module":

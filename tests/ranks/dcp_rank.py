@@ -1,0 +1,93 @@
+"""One rank that saves and loads with torch.distributed.checkpoint on zerostall's files; prints what it found."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, zeros
+
+from zerostall.integrations.dcp import Reader, Stager, Writer
+
+FULL = {
+    "rows": torch.arange(7 * 4, dtype=torch.float32).reshape(7, 4),
+    "columns": torch.arange(3 * 5).reshape(3, 5),
+    "replicated": torch.arange(6, dtype=torch.bfloat16),
+    "uneven": torch.arange(1, dtype=torch.float64),
+}
+PLACEMENTS = {"rows": Shard(0), "columns": Shard(1), "replicated": Replicate(), "uneven": Shard(0)}
+OTHERS = {"rows": Shard(1), "columns": Replicate(), "replicated": Shard(0), "uneven": Replicate()}
+
+
+def state(rank: int, mesh, factor: int = 1) -> dict[str, object]:
+    model = {name: distribute_tensor(full * factor, mesh, [PLACEMENTS[name]]) for name, full in FULL.items()}
+    model["plain"] = torch.full((3,), float(factor))
+    return {"model": model, "progress": {"epoch": factor, "seen": [1, 2]}, f"rank{rank}": {"own": torch.ones(2) * rank}}
+
+
+def loaded(rank: int, mesh, reader: Reader) -> dict[str, object]:
+    """The same names in another layout."""
+    model: dict[str, object] = {
+        name: zeros(full.shape, dtype=full.dtype, device_mesh=mesh, placements=[OTHERS[name]])
+        for name, full in FULL.items()
+    }
+    model["plain"] = torch.zeros(3)
+    wanted = {"model": model, "progress": {"epoch": 0, "seen": []}, f"rank{rank}": {"own": torch.zeros(2)}}
+    dcp.load(wanted, storage_reader=reader)
+    return wanted
+
+
+def check(rank: int, wanted: dict, factor: int) -> None:
+    for name, full in FULL.items():
+        got = wanted["model"][name]
+        assert isinstance(got, DTensor) and torch.equal(got.full_tensor(), full * factor), name
+    assert torch.equal(wanted["model"]["plain"], torch.full((3,), float(factor)))
+    assert wanted["progress"] == {"epoch": factor, "seen": [1, 2]}
+    assert torch.equal(wanted[f"rank{rank}"]["own"], torch.ones(2) * rank)
+
+
+def main(rank: int, world: int, folder: Path) -> None:
+    warnings.simplefilter("ignore")
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
+    mesh = init_device_mesh("cpu", (world,))
+    run = folder / "run"
+
+    dcp.save(state(rank, mesh), storage_writer=Writer(run, step=1))
+    check(rank, loaded(rank, mesh, Reader(run, 1)), 1)
+    dcp.save(state(rank, mesh), checkpoint_id=folder / "plain")
+
+    writer, stager = Writer(run), Stager()
+    place = {"checkpoint_id": run / "step-2", "storage_writer": writer}
+    response = dcp.async_save(state(rank, mesh, 2), async_stager=stager, **place)
+    response.upload_completion.result()
+    check(rank, loaded(rank, mesh, Reader(run)), 2)
+    dcp.async_save(state(rank, mesh, 3), checkpoint_id=run / "step-3", storage_writer=writer).result()
+
+    # What one rank cannot store is an error on all, and no step.
+    bad = state(rank, mesh)
+    bad["bad"] = {"lock": object() if rank == world - 1 else 1}
+    try:
+        dcp.save(bad, checkpoint_id=run / "step-4", storage_writer=writer)
+    except dcp.CheckpointException as error:
+        print("refused", sorted({type(failure[0]).__name__ for failure in error.failures.values()}), flush=True)
+    try:
+        dcp.save(state(rank, mesh), checkpoint_id=run / "step-3", storage_writer=writer)
+    except dcp.CheckpointException as error:
+        print("refused", sorted({type(failure[0]).__name__ for failure in error.failures.values()}), flush=True)
+    writer.close()
+    stager.close()
+    dist.barrier()
+    check(rank, loaded(rank, mesh, Reader(run)), 3)
+    dist.destroy_process_group()
+    print("ended", flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
