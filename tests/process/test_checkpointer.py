@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -444,6 +445,26 @@ def test_a_wait_has_a_deadline(where: Path, own_agent: Path) -> None:
         finally:
             os.kill(pid, signal.SIGCONT)
         saving.wait(timeout=60)
+
+
+def test_memory_does_not_grow_with_the_number_of_saves(where: Path) -> None:
+    """What was staged for a save and kept by something until the next one adds up to the node's memory."""
+    state = {"w": torch.zeros(8 << 20), "log": []}
+    myself = psutil.Process()
+
+    def own() -> int:
+        return myself.memory_info().rss - myself.memory_info().shared  # the segment is the agent's
+
+    with zerostall.Checkpointer(where, keep=1, when_busy="wait", state=state) as ckpt:
+        ckpt.restore()
+        held = []
+        for step in range(30):
+            state["w"].fill_(step)
+            ckpt.save(step).wait("host")
+            held.append(own())
+        ckpt.restore()
+        held.append(own())
+    assert max(held[4:]) - held[3] < state["w"].nbytes / 2
 
 
 # ------------------------------------------------------------------------------------------------ steps (B)

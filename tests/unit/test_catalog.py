@@ -17,7 +17,7 @@ from zerostall.core.layout import CHUNK, Shard, View
 from zerostall.core.leaves import leaves
 from zerostall.core.values import TensorRef
 from zerostall.errors import CapabilityError, CorruptError, SnapshotNotFoundError
-from zerostall.flow import catalog, importing
+from zerostall.flow import catalog, importing, inspection
 from zerostall.flow.difference import changed_elements
 from zerostall.tiers.disk import DiskTier
 
@@ -73,6 +73,25 @@ def test_steps_rise_and_tell_of_themselves(tmp_path: Path, pool: native.Pool) ->
     assert [snapshot.step for snapshot in found] == [4, 30, 100]
     assert [snapshot.pinned for snapshot in found] == [True, False, False]
     assert all(s.clean and s.world == 1 and s.nbytes == 4096 + 75_000 for s in found)
+
+
+def test_images_are_not_opened_to_tell_what_is_in_them(
+    tmp_path: Path, pool: native.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, pool, step)
+    opened: list[str] = []
+    real = os.open
+
+    def watching(path: str | os.PathLike[str], *args: object, **options: object) -> int:
+        opened.append(Path(path).name)
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", watching)
+    assert len(catalog.snapshots(tmp_path)) == 3
+    assert inspection.inspect(tmp_path, 2).ranks[0].tensors
+    assert opened and not [name for name in opened if name.endswith(".safetensors")]
+    assert sum(name.startswith("rank-") for name in opened) == 1  # one record, of the step that was asked for
 
 
 def test_what_is_not_ours_is_left_alone(tmp_path: Path, pool: native.Pool) -> None:
