@@ -1,32 +1,17 @@
-// The only file that knows nanobind. It turns integers into pointers, zs::Error into zerostall.errors, and
-// keeps alive what the jobs work on.
-#include <nanobind/nanobind.h>
+#include "bindings.hpp"
+
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
-#include <unistd.h>
 
 #include <cstdlib>
+#include <cstring>
 
-#include "capture.hpp"
 #include "crc32c.hpp"
-#include "device.hpp"
 #include "error.hpp"
 #include "patterns.hpp"
 #include "pinned.hpp"
-#include "scatter.hpp"
 #include "segment.hpp"
-#include "tensors.hpp"
-#include "transfer.hpp"
-#include "verify.hpp"
-#include "watch.hpp"
 
-namespace nb = nanobind;
-using namespace nb::literals;
-using nogil = nb::call_guard<nb::gil_scoped_release>;
-
+namespace zs::python {
 namespace {
 
 void translate(const std::exception_ptr& pending, void*) {
@@ -47,11 +32,6 @@ void translate(const std::exception_ptr& pending, void*) {
   }
 }
 
-template <class T>
-T* pointer(uint64_t address) {
-  return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
-}
-
 uint32_t crc32c_of(nb::handle data, uint32_t value) {
   Py_buffer view;
   if (PyObject_GetBuffer(data.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
@@ -62,101 +42,6 @@ uint32_t crc32c_of(nb::handle data, uint32_t value) {
   PyBuffer_Release(&view);
   return value;
 }
-
-struct Plan {
-  std::shared_ptr<const zs::Plan> plan;
-};
-
-// What Python holds of a device; jobs that are under way keep it, but get nothing more done.
-struct Device {
-  std::shared_ptr<zs::Device> device;
-  pid_t owner = ::getpid();
-
-  explicit Device(int ordinal) : device(zs::Device::open(ordinal)) {}
-  Device(const Device&) = delete;
-  ~Device() {
-    if (::getpid() != owner) {  // a forked child has neither its thread nor a driver
-      new std::shared_ptr<zs::Device>(std::move(device));
-      return;
-    }
-    nb::gil_scoped_release release;
-    device->close();
-    device.reset();
-  }
-};
-
-using Streams = std::vector<std::pair<nb::object, uint64_t>>;  // devices and their streams of now
-
-std::vector<zs::Training> trainings_of(const Streams& streams, std::vector<nb::object>* keep) {
-  std::vector<zs::Training> result;
-  for (const auto& [device, stream] : streams) {
-    result.push_back({nb::cast<const Device&>(device).device, pointer<CUstream_st>(stream)});
-    if (keep != nullptr) keep->push_back(device);
-  }
-  return result;
-}
-
-// What Python holds of a job. Whoever lets go of it gives up the job: it is cancelled, and what is in flight
-// is awaited, so that no thread touches the memory of tensors and images that may go next.
-struct Job {
-  std::shared_ptr<zs::Job> job;
-  std::vector<nb::object> kept;
-  pid_t owner = ::getpid();
-
-  Job(std::shared_ptr<zs::Job> started, std::vector<nb::object> keep)
-      : job(std::move(started)), kept(std::move(keep)) {}
-  Job(const Job&) = delete;
-  ~Job() {
-    if (::getpid() !=
-        owner) {  // a forked child has no threads to wait for, nor their locks in a usable state
-      new std::shared_ptr<zs::Job>(std::move(job));
-      return;
-    }
-    nb::gil_scoped_release release;
-    job->cancel();
-    job->wait_for(std::nullopt);
-    job.reset();
-  }
-  bool wait(std::optional<double> timeout) {
-    using namespace std::chrono;
-    const auto deadline = steady_clock::now() +
-                          duration_cast<nanoseconds>(duration<double>(std::min(timeout.value_or(1e9), 1e9)));
-    // In slices, so that Ctrl-C is noticed.
-    while (true) {
-      const auto slice = std::min<nanoseconds>(deadline - steady_clock::now(), milliseconds(100));
-      {
-        nb::gil_scoped_release release;
-        if (job->wait_for(std::max(slice, nanoseconds(0)))) break;
-      }
-      if (PyErr_CheckSignals() != 0) throw nb::python_error();
-      if (steady_clock::now() >= deadline) return false;
-    }
-    job->rethrow();
-    return true;
-  }
-};
-
-template <class T>
-struct JobOf : Job {
-  using Job::Job;
-  T& get() const { return static_cast<T&>(*job); }
-};
-
-template <class T, class Begin>
-void make(JobOf<T>* self, std::vector<nb::object> keep, Begin&& begin) {
-  std::shared_ptr<T> job;
-  {
-    nb::gil_scoped_release release;
-    job = begin();
-  }
-  new (self) JobOf<T>(std::move(job), std::move(keep));
-}
-
-using Capture = JobOf<zs::Capture>;
-using Scatter = JobOf<zs::Scatter>;
-using Verify = JobOf<zs::Verify>;
-using FileWrite = JobOf<zs::FileWrite>;
-using FileRead = JobOf<zs::FileRead>;
 
 void bind_devices(nb::module_& m) {
   nb::class_<Device>(m, "Device", "A CUDA device as captures use it: copy streams, a thread, spare memory.")
@@ -179,7 +64,7 @@ void bind_devices(nb::module_& m) {
           "End the thread. Jobs on the device that are not done fail.");
 }
 
-void bind_memory(nb::module_& m) {
+void bind_segments(nb::module_& m) {
   nb::class_<zs::Segment>(m, "Segment",
                           "Shared memory that can neither shrink nor grow, lent by file descriptor.")
       .def(nb::init<const std::string&, uint64_t, bool>(), "name"_a, "nbytes"_a, nb::kw_only(),
@@ -286,250 +171,46 @@ void bind_work(nb::module_& m) {
           "Indexes of the pieces in a chunk.");
 }
 
-// A model may well hold, by some way, the checkpointer that watches its modules: Python must see through.
-int traverse_watch(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  return nb::inst_ready(self) ? nb::inst_ptr<zs::Watch>(self)->traverse(visit, arg) : 0;
-}
-
-int clear_watch(PyObject* self) {
-  if (nb::inst_ready(self)) nb::inst_ptr<zs::Watch>(self)->drop();
-  return 0;
-}
-
-PyType_Slot watch_slots[] = {
-    {Py_tp_traverse, reinterpret_cast<void*>(traverse_watch)},
-    {Py_tp_clear, reinterpret_cast<void*>(clear_watch)},
-    {0, nullptr},
-};
-
-void bind_tensors(nb::module_& m) {
-  nb::class_<zs::Watch>(m, "Watch", nb::type_slots(watch_slots),
-                        "The items of some dicts and lists, held, to tell whether they are still the same.")
-      .def(
-          "__init__",
-          [](zs::Watch* self, nb::sequence containers) {
-            std::vector<PyObject*> pointers;
-            for (nb::handle container : containers) pointers.push_back(container.ptr());
-            new (self) zs::Watch(pointers);
-          },
-          "containers"_a,
-          nb::sig("def __init__(self, containers: collections.abc.Sequence[dict | list]) -> None"))
-      .def("same", &zs::Watch::same,
-           "Is every key, value and element the very object it was? A plain number, string or None may have "
-           "become "
-           "another of its type.");
-
-  nb::class_<zs::Tensors>(m, "Tensors",
-                          "Tensors or numpy arrays, in the order of a plan's pieces; keeps them alive.")
-      .def(
-          "__init__",
-          [](zs::Tensors* self, nb::sequence tensors, nb::sequence tracked, bool exchange) {
-            const nb::list objects(tensors);
-            std::vector<PyObject*> pointers;
-            for (nb::handle object : objects) pointers.push_back(object.ptr());
-            std::vector<bool> marks;
-            for (nb::handle mark : tracked) marks.push_back(nb::cast<bool>(mark));
-            new (self) zs::Tensors(pointers, marks, exchange);
-          },
-          "tensors"_a, "tracked"_a, nb::kw_only(), "exchange"_a = true,
-          nb::sig("def __init__(self, tensors: collections.abc.Sequence[object], "
-                  "tracked: collections.abc.Sequence[bool], *, exchange: bool = True) -> None"),
-          "ValueError names the index of what cannot be described. `exchange=False`: method calls only.")
-      .def("__len__", &zs::Tensors::size)
-      .def("refresh", &zs::Tensors::refresh,
-           "Read addresses, shapes and versions afresh; the indexes of those that are no longer what they "
-           "were.")
-      .def_prop_ro("devices", &zs::Tensors::devices, "Numbers of the CUDA devices that hold some.")
-      .def("let_go", &zs::Tensors::let_go,
-           "Release memory of a device that tensors have left since refresh(). Call it when nothing reads.")
-      .def("moved", &zs::Tensors::moved, "Tracked ones that were written to since refresh().")
-      .def_prop_ro("pointers", &zs::Tensors::pointers);
-}
-
-void bind_copies(nb::module_& m) {
-  nb::class_<zs::Protection>(m, "Protection", "What protect() had to do.")
-      .def_ro("pending", &zs::Protection::pending, "Chunks that nobody had begun.")
-      .def_ro("frozen_bytes", &zs::Protection::frozen_bytes)
-      .def_ro("helped_bytes", &zs::Protection::helped_bytes)
-      .def_ro("waited", &zs::Protection::waited, "Seconds, for chunks in flight.");
-
-  nb::class_<Capture, Job>(m, "Capture", "Tensors to image. The image's memory must outlive the job.")
-      .def(
-          "__init__",
-          [](Capture* self, nb::object pool, const Plan& plan, nb::object sources, uint64_t image,
-             std::vector<uint32_t> at_once, int announce, const Streams& streams,
-             std::optional<uint64_t> ahead) {
-            zs::Arrays arrays = nb::cast<zs::Tensors&>(sources).sources();
-            const auto& workers = nb::cast<const zs::Pool&>(pool);
-            std::vector<nb::object> keep{pool, sources};
-            std::vector<zs::Training> trainings = trainings_of(streams, &keep);
-            make(self, std::move(keep), [&] {
-              return zs::Capture::begin(workers, plan.plan, std::move(arrays), pointer<std::byte>(image),
-                                        at_once, announce, std::move(trainings),
-                                        ahead.value_or(zs::kForecast));
-            });
-          },
-          "pool"_a, "plan"_a, "sources"_a, "image"_a, nb::kw_only(), "at_once"_a, "announce"_a = -1,
-          "streams"_a = Streams(), "ahead"_a.none() = UINT64_MAX,
-          nb::sig("def __init__(self, pool: Pool, plan: Plan, sources: Tensors, image: int, *, "
-                  "at_once: collections.abc.Sequence[int], announce: int = -1, "
-                  "streams: collections.abc.Sequence[tuple[Device, int]] = (), ahead: int | None = 2**64 - "
-                  "1) -> None"),
-          "Pieces in `at_once` are copied before this returns. Call sources.refresh() right before.\n\n"
-          "At the end 1 is added to the eventfd `announce`, which must stay open until then. `streams`: of "
-          "each "
-          "device that holds sources the CUstream that training uses now; everything is read as the work it "
-          "has "
-          "been given leaves it. `ahead`: chunks that a device is given before a guard comes, which can "
-          "then only be waited for; None: as many as should have landed by then, by what was measured "
-          "before.")
-      .def(
-          "protect",
-          [](const Capture& c, uint64_t freeze_bytes, const Streams& streams) {
-            const std::vector<zs::Training> trainings = trainings_of(streams, nullptr);
-            nb::gil_scoped_release release;
-            return c.get().protect(freeze_bytes, trainings);
-          },
-          nb::kw_only(), "freeze_bytes"_a = 0, "streams"_a = Streams(),
-          nb::sig("def protect(self, *, freeze_bytes: int = 0, "
-                  "streams: collections.abc.Sequence[tuple[Device, int]] = ()) -> Protection"),
-          "Return when no source will be read any more, or by nothing that these streams do not wait for.")
-      .def_prop_ro(
-          "drain_seconds", [](const Capture& c) { return c.job->done() ? c.get().drain_seconds() : 0.0; },
-          "From the beginning until the last chunk of a device had landed, when done.")
-      .def_prop_ro(
-          "checksums",
-          [](const Capture& c) {
-            if (!c.job->done() || c.job->cancelled())
-              throw zs::Error(zs::Kind::usage, "a capture has checksums when it is done");
-            c.job->rethrow();
-            return c.get().checksums();
-          },
-          "CRC-32C of each chunk of the image, when done.");
-
-  nb::class_<Scatter, Job>(m, "Scatter", "Image to tensors.")
-      .def(
-          "__init__",
-          [](Scatter* self, nb::object pool, const Plan& plan, nb::object targets, uint64_t image,
-             std::optional<std::vector<uint32_t>> pieces, std::optional<std::vector<uint32_t>> checksums,
-             const Streams& streams) {
-            zs::Arrays arrays = nb::cast<zs::Tensors&>(targets).targets();
-            const auto& workers = nb::cast<const zs::Pool&>(pool);
-            if (!pieces) {
-              pieces.emplace(plan.plan->pieces());
-              for (size_t k = 0; k < pieces->size(); ++k) (*pieces)[k] = static_cast<uint32_t>(k);
-            }
-            std::vector<nb::object> keep{pool, targets};
-            std::vector<zs::Training> trainings = trainings_of(streams, &keep);
-            make(self, std::move(keep), [&] {
-              return zs::Scatter::begin(workers, plan.plan, std::move(arrays),
-                                        pointer<const std::byte>(image), std::move(*pieces),
-                                        std::move(checksums), trainings);
-            });
-          },
-          "pool"_a, "plan"_a, "targets"_a, "image"_a, "pieces"_a.none() = nb::none(), nb::kw_only(),
-          "checksums"_a.none() = nb::none(), "streams"_a = Streams(),
-          nb::sig("def __init__(self, pool: Pool, plan: Plan, targets: Tensors, image: int, "
-                  "pieces: collections.abc.Sequence[int] | None = None, *, "
-                  "checksums: collections.abc.Sequence[int] | None = None, "
-                  "streams: collections.abc.Sequence[tuple[Device, int]] = ()) -> None"),
-          "targets[i] receives piece pieces[i]; None: all pieces. `streams` as for a Capture.\n\n"
-          "With `checksums` each chunk is checked while it is copied (before, where it goes to a device); "
-          "the "
-          "first that fails ends the job with CorruptError, and what was written by then stays.");
-}
-
-void bind_files(nb::module_& m) {
-  nb::class_<Verify, Job>(m, "Verify", "An image in memory against its checksums.")
-      .def(
-          "__init__",
-          [](Verify* self, nb::object pool, uint64_t image, uint64_t nbytes, uint64_t chunk_bytes,
-             std::vector<uint32_t> checksums) {
-            const auto& workers = nb::cast<const zs::Pool&>(pool);
-            make(self, {pool}, [&] {
-              return zs::Verify::begin(workers, pointer<const std::byte>(image), nbytes, chunk_bytes,
-                                       std::move(checksums));
-            });
-          },
-          "pool"_a, "image"_a, "nbytes"_a, "chunk_bytes"_a, "checksums"_a,
-          nb::sig("def __init__(self, pool: Pool, image: int, nbytes: int, chunk_bytes: int, "
-                  "checksums: collections.abc.Sequence[int]) -> None"))
-      .def_prop_ro("bad", [](const Verify& v) { return v.get().bad(); }, "Chunks found bad so far.");
-
-  nb::class_<FileWrite, Job>(m, "FileWrite",
-                             "Image to file. CorruptError: the image fails a checksum. Syncs nothing.")
-      .def(
-          "__init__",
-          [](FileWrite* self, nb::object pool, int fd, uint64_t image, uint64_t nbytes, uint64_t chunk_bytes,
-             std::vector<uint32_t> checksums, bool direct) {
-            const auto& workers = nb::cast<const zs::Pool&>(pool);
-            make(self, {pool}, [&] {
-              return zs::FileWrite::begin(workers, fd, pointer<const std::byte>(image), nbytes, chunk_bytes,
-                                          std::move(checksums), direct);
-            });
-          },
-          "pool"_a, "fd"_a, "image"_a, "nbytes"_a, nb::kw_only(), "chunk_bytes"_a, "checksums"_a, "direct"_a,
-          nb::sig("def __init__(self, pool: Pool, fd: int, image: int, nbytes: int, *, chunk_bytes: int, "
-                  "checksums: collections.abc.Sequence[int], direct: bool) -> None"))
-      .def_prop_ro(
-          "fell_back", [](const FileWrite& w) { return w.get().fell_back(); },
-          "Why the page cache was used although `direct` was asked for.");
-
-  nb::class_<FileRead, Job>(m, "FileRead", "File to image.")
-      .def(
-          "__init__",
-          [](FileRead* self, nb::object pool, int fd, uint64_t image, uint64_t nbytes, uint64_t chunk_bytes,
-             std::vector<uint32_t> checksums, bool direct) {
-            const auto& workers = nb::cast<const zs::Pool&>(pool);
-            make(self, {pool}, [&] {
-              return zs::FileRead::begin(workers, fd, pointer<std::byte>(image), nbytes, chunk_bytes,
-                                         std::move(checksums), direct);
-            });
-          },
-          "pool"_a, "fd"_a, "image"_a, "nbytes"_a, nb::kw_only(), "chunk_bytes"_a, "checksums"_a, "direct"_a,
-          nb::sig("def __init__(self, pool: Pool, fd: int, image: int, nbytes: int, *, chunk_bytes: int, "
-                  "checksums: collections.abc.Sequence[int], direct: bool) -> None"))
-      .def_prop_ro(
-          "bad", [](const FileRead& r) { return r.get().bad(); },
-          "Chunks so far that fail their checksum or that the file does not have.")
-      .def_prop_ro(
-          "verified", [](const FileRead& r) { return r.get().verified(); },
-          "Chunks 0 to verified - 1 are in the image and whole.")
-      .def_prop_ro(
-          "fell_back", [](const FileRead& r) { return r.get().fell_back(); },
-          "Why the page cache was used although `direct` was asked for.");
-}
-
 }  // namespace
+
+void bind_memory(nb::module_& m) {
+  bind_devices(m);
+  bind_segments(m);
+  bind_work(m);
+}
+
+}  // namespace zs::python
 
 NB_MODULE(_native, m) {
   // An interpreter that ends while a checkpointer lives leaves objects behind: nobody's stderr needs to hear
   // of it.
   nb::set_leak_warnings(std::getenv("ZEROSTALL_LEAKS") != nullptr);
   m.doc() = "C++ core of zerostall. Private: import zerostall.native, not this.";
-  nb::register_exception_translator(translate);
+  nb::register_exception_translator(zs::python::translate);
   m.attr("CRC_HARDWARE") = zs::crc32c_hardware();
-  m.def("crc32c", &crc32c_of, "data"_a, "value"_a = 0,
+  m.def("crc32c", &zs::python::crc32c_of, "data"_a, "value"_a = 0,
         nb::sig("def crc32c(data: bytes | bytearray | memoryview, value: int = 0) -> int"),
         "CRC-32C of `data`, which follows bytes whose checksum is `value`.");
   m.def(
       "crc32c_memory",
       [](uint64_t address, uint64_t nbytes, uint32_t value) {
-        return zs::crc32c(pointer<const void>(address), nbytes, value);
+        return zs::crc32c(zs::python::pointer<const void>(address), nbytes, value);
       },
       "address"_a, "nbytes"_a, "value"_a = 0, nogil(), "The same of memory by its address.");
   m.def(
       "any_masked",
       [](uint64_t address, uint64_t nbytes, uint32_t width, uint64_t mask, uint64_t value) {
-        return zs::any_masked(pointer<const void>(address), nbytes, width, mask, value);
+        return zs::any_masked(zs::python::pointer<const void>(address), nbytes, width, mask, value);
       },
       "address"_a, "nbytes"_a, nb::kw_only(), "width"_a, "mask"_a, "value"_a, nogil(),
       "Whether some element of `width` bytes there has the bits `value` under `mask`.");
-  bind_devices(m);
-  bind_memory(m);
-  bind_work(m);
-  bind_tensors(m);
-  bind_copies(m);
-  bind_files(m);
+  m.def(
+      "same_memory",
+      [](uint64_t address, nb::bytes data) {
+        return std::memcmp(zs::python::pointer<const void>(address), data.data(), data.size()) == 0;
+      },
+      "address"_a, "data"_a, "Whether memory still holds these bytes.");
+  zs::python::bind_memory(m);
+  zs::python::bind_tensors(m);
+  zs::python::bind_jobs(m);
 }

@@ -66,7 +66,7 @@ class AtOnce final : public Job {
 
 std::shared_ptr<Capture> Capture::begin(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sources,
                                         std::byte* image, std::span<const uint32_t> at_once, int announce,
-                                        std::vector<Training> trainings, uint64_t ahead) {
+                                        std::vector<Training> trainings, uint64_t ahead, bool held) {
   check(*plan, sources, at_once, trainings);
   std::vector<Drain> drains;
   for (Training& training : trainings) {
@@ -85,20 +85,8 @@ std::shared_ptr<Capture> Capture::begin(const Pool& pool, std::shared_ptr<const 
     capture->wait_for(std::nullopt);  // a lane may have begun to read
     throw;
   }
-  capture->start();
+  if (!held) capture->start();
   return capture;
-}
-
-void check_devices(const Arrays& arrays, std::span<const Training> trainings) {
-  if (!arrays.places) return;
-  for (size_t k = 0; k < arrays.places->size(); ++k) {
-    const auto serves = [place = arrays.place(k)](const Training& one) {
-      return one.device->ordinal() == place;
-    };
-    if (arrays.place(k) != Arrays::kHost && std::none_of(trainings.begin(), trainings.end(), serves))
-      throw Error(Kind::usage, "tensor " + std::to_string(k) + " is on CUDA device " +
-                                   std::to_string(arrays.place(k)) + ", for which no stream was given");
-  }
 }
 
 void Capture::check(const Plan& plan, const Arrays& sources, std::span<const uint32_t> at_once,
@@ -107,65 +95,10 @@ void Capture::check(const Plan& plan, const Arrays& sources, std::span<const uin
   if (sources.data.size() != plan.pieces())
     throw Error(Kind::usage, std::to_string(sources.data.size()) + " tensors for a plan of " +
                                  std::to_string(plan.pieces()) + " pieces");
-  for (size_t k = 0; k < plan.pieces(); ++k)
-    if ((*sources.geometries)[k].nbytes != plan.size(k))
-      throw Error(Kind::usage, "tensor " + std::to_string(k) + " has " +
-                                   std::to_string((*sources.geometries)[k].nbytes) +
-                                   " bytes, its piece of the plan " + std::to_string(plan.size(k)));
+  plan.check(sources.geometries);
   for (uint32_t piece : at_once)
     if (piece >= plan.pieces())
       throw Error(Kind::usage, "there is no piece " + std::to_string(piece) + " to copy at once");
-}
-
-Capture::Drain Capture::drain_of(const Plan& plan, const Arrays& sources, std::byte* image,
-                                 std::span<const uint32_t> at_once, Training training, uint64_t ahead) {
-  constexpr uint64_t kAligned = 256;
-  training.device->refuse_capturing(training.stream);
-  const int16_t place = static_cast<int16_t>(training.device->ordinal());
-  Drain drain{std::move(training), std::make_shared<Lane>(), {}, cuda::Way::within};
-  Lane& lane = *drain.lane;
-  lane.way = cuda::Way::to_host;
-  lane.ahead = ahead;
-  lane.pinned = cuda::is_pinned(image);
-
-  const std::shared_ptr<const Route> route = plan.route(sources.places, place);
-  std::vector<CUdeviceptr> from(plan.pieces());
-  for (size_t k = 0; k < plan.pieces(); ++k) {
-    if (sources.place(k) != place) continue;
-    if (!(*sources.geometries)[k].contiguous())
-      throw Error(Kind::capability, "tensor " + std::to_string(k) + " is strided and on a device");
-    from[k] = reinterpret_cast<CUdeviceptr>(sources.data[k]);
-  }
-  // What may change right away is copied within the device, in the order of training's own work, and drained
-  // from there; straight to the image, which takes training longer, where the device has no memory for it.
-  uint64_t total = 0;
-  for (uint32_t k : at_once)
-    if (from[k] != 0) total += (plan.size(k) + kAligned - 1) / kAligned * kAligned;
-  if (total != 0) {
-    lane.staged = drain.training.device->vram()->lend(total);
-    if (!lane.staged) drain.at_once_way = cuda::Way::to_host;
-    uint64_t at = 0;
-    for (uint32_t k : at_once) {
-      if (from[k] == 0 || plan.size(k) == 0) continue;
-      const CUdeviceptr to =
-          lane.staged ? lane.staged.at() + at : reinterpret_cast<CUdeviceptr>(image + plan.offset(k));
-      drain.at_once.push_back({to, from[k], plan.size(k)});
-      from[k] = lane.staged ? to : 0;
-      at += (plan.size(k) + kAligned - 1) / kAligned * kAligned;
-    }
-  }
-  lane.parts.reserve(route->parts.size());
-  lane.copies.reserve(route->runs.size());
-  for (const Route::Part& part : route->parts) {
-    lane.open(part.chunk);
-    for (size_t n = part.first; n < part.last; ++n) {
-      const Route::Run& run = route->runs[n];
-      if (from[run.piece] != 0)
-        lane.add(
-            {reinterpret_cast<CUdeviceptr>(image + run.offset), from[run.piece] + run.begin, run.nbytes});
-    }
-  }
-  return drain;
 }
 
 namespace {
@@ -197,53 +130,6 @@ Capture::Capture(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sour
 }
 
 Capture::~Capture() = default;
-
-void Capture::start_lanes() {
-  for (const Drain& drain : drains_) {
-    drain.lane->landing = this;
-    drain.training.device->begin(drain.lane, drain.training.stream, drain.at_once, drain.at_once_way,
-                                 shared_from_this());
-  }
-}
-
-void Capture::landed(std::span<const uint64_t> chunks) noexcept {
-  uint64_t partly = 0;
-  {
-    const std::lock_guard lock(aside_mutex_);
-    for (const uint64_t chunk : chunks) {
-      if (bring(chunk))
-        landed_.push_back(chunk);
-      else
-        ++partly;
-    }
-  }
-  if (partly != chunks.size()) {
-    try {
-      workers_->add(shared_from_this());
-    } catch (const Error&) {
-      while (work_aside()) {  // the pool is closed: nobody else will
-      }
-    }
-  }
-  retire(partly);
-}
-
-void Capture::dropped(uint64_t chunks, std::exception_ptr why) noexcept {
-  fail(std::move(why));
-  retire(chunks);
-}
-
-uint64_t Capture::drop_kept() noexcept {
-  uint64_t parts = 0;
-  for (const Drain& drain : drains_) parts += drain.training.device->drop(*drain.lane);
-  return parts;
-}
-
-double Capture::drain_seconds() const {
-  double most = 0;
-  for (const Drain& drain : drains_) most = std::max(most, drain.lane->seconds);
-  return most;
-}
 
 void Capture::copy_at_once(std::span<const uint32_t> all) {
   std::vector<uint32_t> on_host;  // only where some are not: this is the training thread

@@ -54,11 +54,14 @@ class Capture final : public Job, private Landing {
   // arrays must live until the job is done. `trainings`: one for each device that has sources, which must be
   // contiguous there. `ahead`: chunks that a device
   // is given before the guard, which can then only be waited for; kForecast: those that should land by then.
+  // `held`: what is left for the host's threads waits for start(), so that none of them competes with what
+  // the caller has still to do.
   static std::shared_ptr<Capture> begin(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sources,
                                         std::byte* image, std::span<const uint32_t> at_once,
                                         int announce = -1, std::vector<Training> trainings = {},
-                                        uint64_t ahead = UINT64_MAX);
+                                        uint64_t ahead = UINT64_MAX, bool held = false);
   ~Capture() override;
+  using Job::start;
 
   // Returns when no source in host memory will be read any more, and none on a device by anything that its
   // training stream does not wait for. Pending chunks are copied aside while `freeze_bytes` last (of each

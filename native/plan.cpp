@@ -49,4 +49,15 @@ std::shared_ptr<const Route> Plan::route(const std::shared_ptr<const std::vector
   return routes_.emplace_back(Route::make(*this, places, place));
 }
 
+void Plan::check(const std::shared_ptr<const std::vector<Geometry>>& geometries) const {
+  const std::lock_guard lock(mutex_);
+  if (checked_ == geometries) return;
+  for (size_t k = 0; k < pieces(); ++k)
+    if ((*geometries)[k].nbytes != sizes_[k])
+      throw Error(Kind::usage, "tensor " + std::to_string(k) + " has " +
+                                   std::to_string((*geometries)[k].nbytes) +
+                                   " bytes, its piece of the plan " + std::to_string(sizes_[k]));
+  checked_ = geometries;
+}
+
 }  // namespace zs

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "copy.hpp"
 #include "route.hpp"
 
 namespace zs {
@@ -57,6 +58,9 @@ class Plan {
     if (end > at) gap(at, end - at);
   }
   const std::string& header() const { return header_; }
+  // Throws Kind::usage where an array has not its piece's number of bytes. Those that were checked last are
+  // told by their address.
+  void check(const std::shared_ptr<const std::vector<Geometry>>& geometries) const;
   // Kept for the next time it is asked for; `places` are told apart by their address.
   std::shared_ptr<const Route> route(const std::shared_ptr<const std::vector<int16_t>>& places,
                                      int16_t place) const;
@@ -70,6 +74,7 @@ class Plan {
   std::vector<std::pair<size_t, size_t>> in_chunk_;
   mutable std::mutex mutex_;
   mutable std::vector<std::shared_ptr<const Route>> routes_;
+  mutable std::shared_ptr<const std::vector<Geometry>> checked_;
 };
 
 }  // namespace zs

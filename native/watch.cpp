@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "error.hpp"
+#include "prefetch.hpp"
 
 namespace zs {
 
@@ -27,6 +28,9 @@ bool same_key(PyObject* now, PyObject* then) {
   return now == then || (PyUnicode_Check(now) && PyUnicode_Check(then) && PyUnicode_Compare(now, then) == 0);
 }
 
+constexpr size_t kAhead = 16;
+constexpr size_t kDictBytes = 48, kTableAt = 32, kTableBytes = 160;  // of CPython's dicts, small ones
+
 }  // namespace
 
 Watch::Watch(const std::vector<PyObject*>& containers) {
@@ -35,13 +39,15 @@ Watch::Watch(const std::vector<PyObject*>& containers) {
       const bool is_dict = PyDict_Check(container);
       if (!is_dict && !PyList_Check(container)) throw Error(Kind::usage, "only dicts and lists are watched");
       Py_INCREF(container);
-      containers_.push_back({container, is_dict, 0});
+      containers_.push_back({container, is_dict, 0, nullptr});
       if (is_dict) {
         PyObject *key = nullptr, *value = nullptr;
         for (Py_ssize_t position = 0; PyDict_Next(container, &position, &key, &value);) {
           hold(key);
           hold(value);
         }
+        containers_.back().table =
+            *reinterpret_cast<const void* const*>(reinterpret_cast<const std::byte*>(container) + kTableAt);
       } else {
         for (Py_ssize_t k = 0; k < PyList_Size(container); ++k) hold(PyList_GetItem(container, k));
       }
@@ -59,7 +65,9 @@ Watch::~Watch() {
 
 bool Watch::same() const {
   size_t next = 0;
-  for (const Container& container : containers_) {
+  for (size_t k = 0; k < containers_.size(); ++k) {
+    if (k + kAhead < containers_.size()) fetch_ahead(containers_[k + kAhead]);
+    const Container& container = containers_[k];
     if (container.is_dict) {
       if (static_cast<size_t>(PyDict_Size(container.object)) != (container.end - next) / 2) return false;
       PyObject *key = nullptr, *value = nullptr;
@@ -67,11 +75,16 @@ bool Watch::same() const {
         if (!same_key(key, items_[next]) || !alike(value, items_[next + 1])) return false;
     } else {
       if (static_cast<size_t>(PyList_Size(container.object)) != container.end - next) return false;
-      for (Py_ssize_t k = 0; next < container.end; ++k, ++next)
-        if (!alike(PyList_GetItem(container.object, k), items_[next])) return false;
+      for (Py_ssize_t n = 0; next < container.end; ++n, ++next)
+        if (!alike(PyList_GetItem(container.object, n), items_[next])) return false;
     }
   }
   return true;
+}
+
+void Watch::fetch_ahead(const Container& container) noexcept {
+  prefetch(container.object, 0, kDictBytes - 1);
+  if (container.table != nullptr) prefetch(container.table, 0, kTableBytes - 1);
 }
 
 void Watch::hold(PyObject* item) {

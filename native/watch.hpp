@@ -28,10 +28,12 @@ class Watch {
   struct Container {
     _object* object;
     bool is_dict;
-    size_t end;  // of its items in items_
+    size_t end;                   // of its items in items_
+    const void* table = nullptr;  // where a dict keeps its items, or did; only ever asked for ahead of need
   };
 
   void hold(_object* item);
+  [[gnu::always_inline]] static inline void fetch_ahead(const Container& container) noexcept;
 
   std::vector<Container> containers_;
   std::vector<_object*> items_;  // of a dict: key, value, key, value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import warnings
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -127,3 +128,98 @@ def test_references_are_kept_and_given_back() -> None:
     with pytest.raises(ValueError, match="tensor 2"):
         Tensors([tensor, tensor, object()], [False] * 3)
     assert sys.getrefcount(tensor) == before
+
+
+def changes() -> dict[str, Callable[[torch.Tensor], object]]:
+    """All that can happen to a tensor of shape (4, 6) that its reader must know of."""
+
+    def give(other: torch.Tensor) -> Callable[[torch.Tensor], object]:
+        return lambda tensor: setattr(tensor, "data", other)
+
+    return {
+        "another place": give(torch.zeros(4, 6)),
+        "another place in the same storage": give(torch.zeros(5, 6)[1:]),
+        "another shape": give(torch.zeros(6, 4)),
+        "as many elements in one row": give(torch.zeros(24)),
+        "other strides": give(torch.zeros(6, 4).t()),
+        "another type": give(torch.zeros(4, 6, dtype=torch.int32)),
+        "transposed": lambda tensor: tensor.t_(),
+        "smaller": lambda tensor: tensor.resize_(4, 5),
+        "larger": lambda tensor: tensor.resize_(400, 600),
+        "a larger storage": lambda tensor: tensor.untyped_storage().resize_(1 << 20),
+        "no storage": lambda tensor: tensor.untyped_storage().resize_(0),
+        "another storage": lambda tensor: tensor.set_(torch.zeros(24).untyped_storage(), 0, (4, 6), (6, 1)),
+        "a window": lambda tensor: tensor.as_strided_((4, 5), (6, 1), 1),
+        "swapped": lambda tensor: torch.utils.swap_tensors(tensor, torch.ones(4, 6)),
+    }
+
+
+@pytest.mark.parametrize("change", list(changes()))
+def test_an_imprint_tells_what_torch_would(change: str) -> None:
+    tensor, other = torch.zeros(4, 6), torch.zeros(4, 6)
+    seen, asked = Tensors([tensor, other], [True, True]), Tensors([tensor, other], [True, True], exchange=False)
+    assert (seen.imprinted, asked.imprinted) == (2, 0)
+    for _ in range(3):
+        tensor.add_(1)
+        assert seen.refresh() == asked.refresh() == []
+    with torch.no_grad():
+        changes()[change](tensor)
+    assert seen.moved() == asked.moved()
+    assert seen.refresh() == asked.refresh()
+    assert seen.pointers == asked.pointers
+    other.add_(1)
+    assert seen.moved() == [1]
+
+
+def test_parameters_in_training_are_told_by_their_imprints() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(4 * 36, 2))
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(2, 3, 8, 8)).sum().backward()
+        optimizer.step()
+
+    step()
+    tensors = [*model.parameters(), *(state["exp_avg"] for state in optimizer.state.values())]
+    seen, asked = Tensors(tensors, [True] * 8), Tensors(tensors, [True] * 8, exchange=False)
+    for _ in range(3):
+        step()
+        assert seen.moved() == asked.moved() == list(range(8))
+        assert seen.refresh() == asked.refresh() == []
+        assert seen.moved() == []
+        assert seen.pointers == [tensor.data_ptr() for tensor in tensors]
+        assert seen.imprinted == 8
+
+
+def test_what_is_no_plain_block_of_memory_has_no_imprint() -> None:
+    many = torch.zeros(2, 2, 2, 2, 2, 2, 2)  # torch keeps so long a shape elsewhere
+    with torch.inference_mode():
+        unversioned = torch.zeros(2)
+    seen = Tensors([many, np.zeros(3), unversioned], [True, False, False])
+    assert seen.imprinted == 1
+    many.unsqueeze_(0)
+    assert seen.refresh() == [0]
+
+
+def test_versions_are_those_of_the_counter_shared_by_views() -> None:
+    base = torch.zeros(4, 6)
+    seen = Tensors([base, base[1:], base.detach()], [True] * 3)
+    seen.refresh()
+    base.detach()[0].add_(1)
+    assert seen.moved() == [0, 1, 2]
+    seen.refresh()
+    assert seen.moved() == []
+
+
+def test_memory_that_was_let_go_of_is_held_again() -> None:
+    tensor = torch.zeros(1 << 20)
+    seen = Tensors([tensor], [True])
+    seen.refresh()
+    kept = tensor.data
+    tensor.data = torch.ones(1 << 20)
+    seen.let_go()
+    tensor.data = kept
+    assert seen.refresh() == []
+    before = tensor.data_ptr()
+    assert seen.pointers == [before]

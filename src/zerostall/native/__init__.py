@@ -23,6 +23,7 @@ from zerostall._native import (
     any_masked,
     crc32c,
     crc32c_memory,
+    same_memory,
 )
 
 __all__ = [
@@ -43,4 +44,5 @@ __all__ = [
     "any_masked",
     "crc32c",
     "crc32c_memory",
+    "same_memory",
 ]

@@ -1,0 +1,184 @@
+#include "bindings.hpp"
+#include "error.hpp"
+#include "scatter.hpp"
+#include "tensors.hpp"
+#include "transfer.hpp"
+#include "verify.hpp"
+
+namespace zs::python {
+namespace {
+
+using Capture = JobOf<zs::Capture>;
+using Scatter = JobOf<zs::Scatter>;
+using Verify = JobOf<zs::Verify>;
+using FileWrite = JobOf<zs::FileWrite>;
+using FileRead = JobOf<zs::FileRead>;
+
+void bind_copies(nb::module_& m) {
+  nb::class_<zs::Protection>(m, "Protection", "What protect() had to do.")
+      .def_ro("pending", &zs::Protection::pending, "Chunks that nobody had begun.")
+      .def_ro("frozen_bytes", &zs::Protection::frozen_bytes)
+      .def_ro("helped_bytes", &zs::Protection::helped_bytes)
+      .def_ro("waited", &zs::Protection::waited, "Seconds, for chunks in flight.");
+
+  nb::class_<Capture, Job>(m, "Capture", "Tensors to image. The image's memory must outlive the job.")
+      .def(
+          "__init__",
+          [](Capture* self, nb::object pool, const Plan& plan, nb::object sources, uint64_t image,
+             std::vector<uint32_t> at_once, int announce, const Streams& streams,
+             std::optional<uint64_t> ahead, bool held) {
+            zs::Arrays arrays = nb::cast<zs::Tensors&>(sources).sources();
+            const auto& workers = nb::cast<const zs::Pool&>(pool);
+            std::vector<nb::object> keep{pool, sources};
+            std::vector<zs::Training> trainings = trainings_of(streams, &keep);
+            const bool brief = trainings.empty() && at_once.size() < kBrief;
+            make(
+                self, std::move(keep),
+                [&] {
+                  return zs::Capture::begin(workers, plan.plan, std::move(arrays), pointer<std::byte>(image),
+                                            at_once, announce, std::move(trainings),
+                                            ahead.value_or(zs::kForecast), held);
+                },
+                brief);
+          },
+          "pool"_a, "plan"_a, "sources"_a, "image"_a, nb::kw_only(), "at_once"_a, "announce"_a = -1,
+          "streams"_a = Streams(), "ahead"_a.none() = UINT64_MAX, "held"_a = false,
+          nb::sig("def __init__(self, pool: Pool, plan: Plan, sources: Tensors, image: int, *, "
+                  "at_once: collections.abc.Sequence[int], announce: int = -1, "
+                  "streams: collections.abc.Sequence[tuple[Device, int]] = (), ahead: int | None = 2**64 - "
+                  "1, held: bool = False) -> None"),
+          "Pieces in `at_once` are copied before this returns. Call sources.refresh() right before.\n\n"
+          "At the end 1 is added to the eventfd `announce`, which must stay open until then. `streams`: of "
+          "each "
+          "device that holds sources the CUstream that training uses now; everything is read as the work it "
+          "has "
+          "been given leaves it. `ahead`: chunks that a device is given before a guard comes, which can "
+          "then only be waited for; None: as many as should have landed by then, by what was measured "
+          "before. `held`: the pool's threads begin at start().")
+      .def(
+          "start", [](const Capture& c) { c.get().start(); }, "Let the pool's threads begin.")
+      .def(
+          "protect",
+          [](const Capture& c, uint64_t freeze_bytes, const Streams& streams) {
+            const std::vector<zs::Training> trainings = trainings_of(streams, nullptr);
+            nb::gil_scoped_release release;
+            return c.get().protect(freeze_bytes, trainings);
+          },
+          nb::kw_only(), "freeze_bytes"_a = 0, "streams"_a = Streams(),
+          nb::sig("def protect(self, *, freeze_bytes: int = 0, "
+                  "streams: collections.abc.Sequence[tuple[Device, int]] = ()) -> Protection"),
+          "Return when no source will be read any more, or by nothing that these streams do not wait for.")
+      .def_prop_ro(
+          "drain_seconds", [](const Capture& c) { return c.job->done() ? c.get().drain_seconds() : 0.0; },
+          "From the beginning until the last chunk of a device had landed, when done.")
+      .def_prop_ro(
+          "checksums",
+          [](const Capture& c) {
+            if (!c.job->done() || c.job->cancelled())
+              throw zs::Error(zs::Kind::usage, "a capture has checksums when it is done");
+            c.job->rethrow();
+            return c.get().checksums();
+          },
+          "CRC-32C of each chunk of the image, when done.");
+
+  nb::class_<Scatter, Job>(m, "Scatter", "Image to tensors.")
+      .def(
+          "__init__",
+          [](Scatter* self, nb::object pool, const Plan& plan, nb::object targets, uint64_t image,
+             std::optional<std::vector<uint32_t>> pieces, std::optional<std::vector<uint32_t>> checksums,
+             const Streams& streams) {
+            zs::Arrays arrays = nb::cast<zs::Tensors&>(targets).targets();
+            const auto& workers = nb::cast<const zs::Pool&>(pool);
+            if (!pieces) {
+              pieces.emplace(plan.plan->pieces());
+              for (size_t k = 0; k < pieces->size(); ++k) (*pieces)[k] = static_cast<uint32_t>(k);
+            }
+            std::vector<nb::object> keep{pool, targets};
+            std::vector<zs::Training> trainings = trainings_of(streams, &keep);
+            make(self, std::move(keep), [&] {
+              return zs::Scatter::begin(workers, plan.plan, std::move(arrays),
+                                        pointer<const std::byte>(image), std::move(*pieces),
+                                        std::move(checksums), trainings);
+            });
+          },
+          "pool"_a, "plan"_a, "targets"_a, "image"_a, "pieces"_a.none() = nb::none(), nb::kw_only(),
+          "checksums"_a.none() = nb::none(), "streams"_a = Streams(),
+          nb::sig("def __init__(self, pool: Pool, plan: Plan, targets: Tensors, image: int, "
+                  "pieces: collections.abc.Sequence[int] | None = None, *, "
+                  "checksums: collections.abc.Sequence[int] | None = None, "
+                  "streams: collections.abc.Sequence[tuple[Device, int]] = ()) -> None"),
+          "targets[i] receives piece pieces[i]; None: all pieces. `streams` as for a Capture.\n\n"
+          "With `checksums` each chunk is checked while it is copied (before, where it goes to a device); "
+          "the "
+          "first that fails ends the job with CorruptError, and what was written by then stays.");
+}
+
+void bind_files(nb::module_& m) {
+  nb::class_<Verify, Job>(m, "Verify", "An image in memory against its checksums.")
+      .def(
+          "__init__",
+          [](Verify* self, nb::object pool, uint64_t image, uint64_t nbytes, uint64_t chunk_bytes,
+             std::vector<uint32_t> checksums) {
+            const auto& workers = nb::cast<const zs::Pool&>(pool);
+            make(self, {pool}, [&] {
+              return zs::Verify::begin(workers, pointer<const std::byte>(image), nbytes, chunk_bytes,
+                                       std::move(checksums));
+            });
+          },
+          "pool"_a, "image"_a, "nbytes"_a, "chunk_bytes"_a, "checksums"_a,
+          nb::sig("def __init__(self, pool: Pool, image: int, nbytes: int, chunk_bytes: int, "
+                  "checksums: collections.abc.Sequence[int]) -> None"))
+      .def_prop_ro("bad", [](const Verify& v) { return v.get().bad(); }, "Chunks found bad so far.");
+
+  nb::class_<FileWrite, Job>(m, "FileWrite",
+                             "Image to file. CorruptError: the image fails a checksum. Syncs nothing.")
+      .def(
+          "__init__",
+          [](FileWrite* self, nb::object pool, int fd, uint64_t image, uint64_t nbytes, uint64_t chunk_bytes,
+             std::vector<uint32_t> checksums, bool direct) {
+            const auto& workers = nb::cast<const zs::Pool&>(pool);
+            make(self, {pool}, [&] {
+              return zs::FileWrite::begin(workers, fd, pointer<const std::byte>(image), nbytes, chunk_bytes,
+                                          std::move(checksums), direct);
+            });
+          },
+          "pool"_a, "fd"_a, "image"_a, "nbytes"_a, nb::kw_only(), "chunk_bytes"_a, "checksums"_a, "direct"_a,
+          nb::sig("def __init__(self, pool: Pool, fd: int, image: int, nbytes: int, *, chunk_bytes: int, "
+                  "checksums: collections.abc.Sequence[int], direct: bool) -> None"))
+      .def_prop_ro(
+          "fell_back", [](const FileWrite& w) { return w.get().fell_back(); },
+          "Why the page cache was used although `direct` was asked for.");
+
+  nb::class_<FileRead, Job>(m, "FileRead", "File to image.")
+      .def(
+          "__init__",
+          [](FileRead* self, nb::object pool, int fd, uint64_t image, uint64_t nbytes, uint64_t chunk_bytes,
+             std::vector<uint32_t> checksums, bool direct) {
+            const auto& workers = nb::cast<const zs::Pool&>(pool);
+            make(self, {pool}, [&] {
+              return zs::FileRead::begin(workers, fd, pointer<std::byte>(image), nbytes, chunk_bytes,
+                                         std::move(checksums), direct);
+            });
+          },
+          "pool"_a, "fd"_a, "image"_a, "nbytes"_a, nb::kw_only(), "chunk_bytes"_a, "checksums"_a, "direct"_a,
+          nb::sig("def __init__(self, pool: Pool, fd: int, image: int, nbytes: int, *, chunk_bytes: int, "
+                  "checksums: collections.abc.Sequence[int], direct: bool) -> None"))
+      .def_prop_ro(
+          "bad", [](const FileRead& r) { return r.get().bad(); },
+          "Chunks so far that fail their checksum or that the file does not have.")
+      .def_prop_ro(
+          "verified", [](const FileRead& r) { return r.get().verified(); },
+          "Chunks 0 to verified - 1 are in the image and whole.")
+      .def_prop_ro(
+          "fell_back", [](const FileRead& r) { return r.get().fell_back(); },
+          "Why the page cache was used although `direct` was asked for.");
+}
+
+}  // namespace
+
+void bind_jobs(nb::module_& m) {
+  bind_copies(m);
+  bind_files(m);
+}
+
+}  // namespace zs::python

@@ -1,0 +1,73 @@
+#include "bindings.hpp"
+#include "tensors.hpp"
+#include "watch.hpp"
+
+namespace zs::python {
+namespace {
+
+// A model may well hold, by some way, the checkpointer that watches its modules: Python must see through.
+int traverse_watch(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  return nb::inst_ready(self) ? nb::inst_ptr<zs::Watch>(self)->traverse(visit, arg) : 0;
+}
+
+int clear_watch(PyObject* self) {
+  if (nb::inst_ready(self)) nb::inst_ptr<zs::Watch>(self)->drop();
+  return 0;
+}
+
+PyType_Slot watch_slots[] = {
+    {Py_tp_traverse, reinterpret_cast<void*>(traverse_watch)},
+    {Py_tp_clear, reinterpret_cast<void*>(clear_watch)},
+    {0, nullptr},
+};
+
+}  // namespace
+
+void bind_tensors(nb::module_& m) {
+  nb::class_<zs::Watch>(m, "Watch", nb::type_slots(watch_slots),
+                        "The items of some dicts and lists, held, to tell whether they are still the same.")
+      .def(
+          "__init__",
+          [](zs::Watch* self, nb::sequence containers) {
+            std::vector<PyObject*> pointers;
+            for (nb::handle container : containers) pointers.push_back(container.ptr());
+            new (self) zs::Watch(pointers);
+          },
+          "containers"_a,
+          nb::sig("def __init__(self, containers: collections.abc.Sequence[dict | list]) -> None"))
+      .def("same", &zs::Watch::same,
+           "Is every key, value and element the very object it was? A plain number, string or None may have "
+           "become "
+           "another of its type.");
+
+  nb::class_<zs::Tensors>(m, "Tensors",
+                          "Tensors or numpy arrays, in the order of a plan's pieces; keeps them alive.")
+      .def(
+          "__init__",
+          [](zs::Tensors* self, nb::sequence tensors, nb::sequence tracked, bool exchange) {
+            const nb::list objects(tensors);
+            std::vector<PyObject*> pointers;
+            for (nb::handle object : objects) pointers.push_back(object.ptr());
+            std::vector<bool> marks;
+            for (nb::handle mark : tracked) marks.push_back(nb::cast<bool>(mark));
+            new (self) zs::Tensors(pointers, marks, exchange);
+          },
+          "tensors"_a, "tracked"_a, nb::kw_only(), "exchange"_a = true,
+          nb::sig("def __init__(self, tensors: collections.abc.Sequence[object], "
+                  "tracked: collections.abc.Sequence[bool], *, exchange: bool = True) -> None"),
+          "ValueError names the index of what cannot be described. `exchange=False`: method calls only.")
+      .def("__len__", &zs::Tensors::size)
+      .def("refresh", &zs::Tensors::refresh,
+           "Read addresses, shapes and versions afresh; the indexes of those that are no longer what they "
+           "were.")
+      .def_prop_ro("devices", &zs::Tensors::devices, "Numbers of the CUDA devices that hold some.")
+      .def("let_go", &zs::Tensors::let_go,
+           "Release memory of a device that tensors have left since refresh(). Call it when nothing reads.")
+      .def("moved", &zs::Tensors::moved, "Tracked ones that were written to since refresh().")
+      .def_prop_ro("pointers", &zs::Tensors::pointers)
+      .def_prop_ro("imprinted", &zs::Tensors::imprinted,
+                   "Of how many it is told from the bytes torch keeps of them whether they have changed.");
+}
+
+}  // namespace zs::python

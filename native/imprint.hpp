@@ -1,0 +1,88 @@
+// What torch keeps of a tensor, byte for byte: while no byte has changed, torch need not be asked again.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "prefetch.hpp"
+
+struct _object;  // PyObject
+
+namespace zs {
+
+// Address, shape, strides, type and device of a tensor are written in two blocks of memory, the tensor's and
+// its storage's, and its version counter is a third. Where all bytes of the first two are what they were when
+// torch was asked, its answer would be the same, whatever the bytes mean; so nothing of torch's layout is
+// assumed but which words lead from one to the next and where the counter's number is. That is found by
+// experiment, once a process, on tensors made for it (see learn()); where an experiment comes out otherwise
+// than expected, no imprint is ever taken, and torch is asked each time as before.
+//
+// No block is read but through a pointer that was just seen in its owner: what it points to lives.
+//
+// Everything here needs the GIL.
+class Imprint {
+ public:
+  // Remembers the tensor as it is now; torch has just said where it lies. False: nothing can be told from its
+  // bytes. `shape` is where torch keeps its shape, `version` what it says of the counter, or -1 where that
+  // does not matter.
+  bool take(_object* tensor, const void* shape, int64_t version);
+  void forget() { impl_ = nullptr; }
+  bool taken() const { return impl_ != nullptr; }
+
+  // Whether torch would say of address, shape, strides, type and device what it said at take() of the tensor.
+  bool same(const _object* tensor) const {
+    return taken() && leads(tensor, places_.impl, impl_) && leads(impl_, places_.storage, storage_) &&
+           sum() == sum_;
+  }
+  // Whether the version counter is where it was, so that version() reads this tensor's.
+  bool counted(const _object* tensor) const {
+    return taken() && counter_ != nullptr && leads(tensor, places_.impl, impl_) &&
+           leads(impl_, places_.counter, counter_);
+  }
+  int64_t version() const {
+    return __atomic_load_n(reinterpret_cast<const uint32_t*>(counter_ + places_.version), __ATOMIC_RELAXED);
+  }
+
+  // Ask for the memory that same() and version(), or counted() and version(), will read.
+  [[gnu::always_inline]] void fetch(const _object* tensor) const {
+    if (!taken()) return;
+    prefetch(address(tensor, places_.impl));
+    prefetch(impl_, 0, impl_words_ * 8u - 1);
+    prefetch(storage_, 0, storage_words_ * 8u - 1);
+    if (counter_ != nullptr) prefetch(counter_ + places_.version);
+  }
+  [[gnu::always_inline]] void fetch_counter(const _object* tensor) const {
+    if (!taken() || counter_ == nullptr) return;
+    prefetch(address(tensor, places_.impl));
+    prefetch(impl_ + places_.counter);
+    prefetch(counter_ + places_.version);
+  }
+
+ private:
+  struct Places {  // in bytes
+    uint16_t impl = 0, storage = 0, counter = 0, version = 0;
+  };
+  enum class Learning : uint8_t { none, done, failed };
+
+  static bool learn();
+  static bool find_places();
+  static bool find_version(const std::byte* shared, _object* tensor);
+  static bool seen_to_tell();
+  static const std::byte* address(const void* block, uint16_t place) {
+    return static_cast<const std::byte*>(block) + place;
+  }
+  static bool leads(const void* block, uint16_t place, const std::byte* to) {
+    return *reinterpret_cast<const std::byte* const*>(address(block, place)) == to;
+  }
+  uint64_t sum() const;
+
+  static Places places_;
+  static Learning learning_;
+
+  const std::byte* impl_ = nullptr;
+  const std::byte* storage_ = nullptr;
+  const std::byte* counter_ = nullptr;
+  uint64_t sum_ = 0;
+  uint8_t impl_words_ = 0, storage_words_ = 0;
+};
+
+}  // namespace zs
