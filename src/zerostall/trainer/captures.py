@@ -34,9 +34,9 @@ _ALL = 2**64 - 1
 """Where a guard only waits, a device is given all chunks at once."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would take longer to make than all its fields
 class Taken:
-    """An image that is being captured; the values are of the same instant."""
+    """An image that is being captured; the values are of the same instant. Its threads begin at `capture.start()`."""
 
     slot: int
     layout: Layout
@@ -128,13 +128,15 @@ class Captures:
     def _begin(self, survey: Survey, slot: int) -> Taken:
         memory, sources, plan = self._shelf.memory, self._sources, self._plan
         assert memory is not None and sources is not None and plan is not None
-        if sources.refresh() or not self._straightened.fits():
+        straightened = self._straightened
+        if sources.refresh() or (straightened.indexes and not straightened.fits()):
             raise _Changed
         try:
             values = self._state.values(survey)
         except OutdatedError:
             raise _Changed from None
-        self._straightened.fill()
+        if straightened.indexes:
+            straightened.fill()
         capture = native.Capture(
             self.pool,
             plan,
@@ -144,6 +146,7 @@ class Captures:
             announce=self._announce,
             streams=self.devices.now(),
             ahead=None if self._options.guard_bytes() else _ALL,
+            held=True,
         )
         return Taken(slot, survey.layout, capture, sources, values, self.devices, memory, self._finite)
 

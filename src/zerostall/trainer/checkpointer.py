@@ -245,6 +245,7 @@ class Checkpointer:
         self._ledger.accept(saving)
         self._flight = flight
         self._sealer.seal(flight)
+        taken.capture.start()  # last: its threads may well want this thread's core
         self.stats.saves += 1
         self.stats.record_call(time.perf_counter() - start)
         return saving

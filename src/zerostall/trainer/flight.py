@@ -20,7 +20,7 @@ class Flight:
     Attributes:
         taken: the image being captured; the version counters of its sources were read when that began.
         wish: what the agent is told beside the record.
-        landed: set when the agent has been told how it ended.
+        landed: whether the agent has been told how it ended; the sealer's.
         late: tensors that the guard found changed although the sealer had not: the sealed image cannot be trusted.
     """
 
@@ -33,7 +33,7 @@ class Flight:
     metric: float | None
     created: float
     wish: m.Sealed
-    landed: threading.Event = field(default_factory=threading.Event)
+    landed: bool = False
     late: list[str] = field(default_factory=list)
     _torn: list[str] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)

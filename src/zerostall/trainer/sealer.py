@@ -43,7 +43,8 @@ class Sealer:
         self._stats = stats
         self._dirty = dirty
         self._flights: deque[Flight] = deque()
-        self._last: threading.Event | None = None
+        self._told = threading.Condition()
+        self._last: Flight | None = None
         self._closing = False
         self._early = False
         self._thread = threading.Thread(target=self._run, name="zerostall seal", daemon=True)
@@ -52,14 +53,14 @@ class Sealer:
     def seal(self, flight: Flight) -> None:
         """Finish a flight as soon as its capture, which announces its end here, is done."""
         self._flights.append(flight)
-        self._last = flight.landed
+        self._last = flight
         if self._early:
             self._early = False
             os.eventfd_write(self.announce, 1)
 
     def revoke(self, flight: Flight) -> None:
         """A sealed image turned out to be torn: nobody may restore it."""
-        flight.landed.wait(TOLD_SECONDS)
+        self._await(flight, TOLD_SECONDS)
         error = _torn(flight.step, flight.late)
         self._dirty(flight, error)
         self._shelf.revoked(flight.step)
@@ -72,7 +73,7 @@ class Sealer:
         Raises:
             AgentError: there has been no agent to tell for `timeout` seconds.
         """
-        if self._last is not None and not self._last.wait(timeout):
+        if self._last is not None and not self._await(self._last, timeout):
             raise AgentError(
                 f"for {timeout:.0f} s there has been no agent to hand the last snapshot to",
                 hint="see why none starts: `zerostall agent start`",
@@ -129,7 +130,13 @@ class Sealer:
             news = {"stalls": self._stats.take_stalls(), "fallbacks": m.Fallback.all()}
             self._link.tell(msgspec.structs.replace(sealed, **news))
         finally:
-            flight.landed.set()
+            with self._told:
+                flight.landed = True
+                self._told.notify_all()
+
+    def _await(self, flight: Flight, timeout: float) -> bool:
+        with self._told:
+            return self._told.wait_for(lambda: flight.landed, timeout)
 
 
 def _record(flight: Flight) -> Record:

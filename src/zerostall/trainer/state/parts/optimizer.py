@@ -7,6 +7,7 @@ with torch's own `load_state_dict()`; parameters it does not know keep what they
 
 from __future__ import annotations
 
+from operator import is_
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -38,6 +39,11 @@ def _is_flat(value: object) -> bool:
     return type(value) in _ATOMS or (isinstance(value, torch.Tensor) and tensors.is_plain(value))
 
 
+def _is_lasting(value: object) -> bool:
+    """Return whether a value cannot change while it is there: a plain one, or a tuple of such."""
+    return type(value) in _ATOMS or (type(value) is tuple and all(type(item) in _ATOMS for item in value))
+
+
 class OptimizerPart:
     """An optimizer whose class keeps torch's `state_dict()` and `load_state_dict()`."""
 
@@ -51,6 +57,7 @@ class OptimizerPart:
         self._lists: list[object] = []
         self._groups: list[GroupRecord] = []
         self._options: list[LiveTree] = []
+        self._copied: list[tuple[list[str], list[object], object]] = []  # a group, and the options copied from it
         self._atoms: list[tuple[str, dict[str, object], list[str]]] = []
         self._trees: list[tuple[str, LiveTree, torch.Tensor]] = []
         self._extra = LiveTree(f"{name}[-1]")
@@ -64,7 +71,7 @@ class OptimizerPart:
 
     def gather(self, walk: Walk) -> None:
         optimizer = self.optimizer
-        for held in (self._lists, self._groups, self._options, self._atoms, self._trees):
+        for held in (self._lists, self._groups, self._options, self._copied, self._atoms, self._trees):
             held.clear()
         self._name_parameters(walk)
         walk.guard(optimizer)
@@ -78,6 +85,7 @@ class OptimizerPart:
             tree = LiveTree(names.child(self.name, number))
             tree.gather(walk, options_of(group))
             self._options.append(tree)
+            self._copied.append(([], [], {}))
         host: set[str] = set()
         keys: dict[str, None] = {}
         for param, state in optimizer.state.items():
@@ -158,10 +166,12 @@ class OptimizerPart:
         if len(groups) != len(self._lists):
             raise OutdatedError(self.name)
         rows: list[object] = []
-        for group, params, tree, record in zip(groups, self._lists, self._options, self._groups, strict=True):
-            if group["params"] is not params:
+        for number, (group, record) in enumerate(zip(groups, self._groups, strict=True)):
+            if group["params"] is not self._lists[number]:
                 raise OutdatedError(self.name)
-            options = tree.copy(options_of(group))
+            keys, values, options = self._copied[number]
+            if keys != list(group) or not all(map(is_, values, group.values())):
+                options = self._copy_options(number, group)
             rows.append({"params": record.labels, "shapes": record.shapes, "options": options})
         state: dict[str, object] = {label: {key: live[key] for key in keys} for label, live, keys in self._atoms}
         for label, tree, param in self._trees:
@@ -169,6 +179,13 @@ class OptimizerPart:
         # The survey fits, so the keys are those of gather().
         extra = self._extra.copy(self._extra_state()) if self._has_extra else {}
         return {"groups": rows, "state": state, "extra": extra, "keys": self._keys, "host": self._host}
+
+    def _copy_options(self, number: int, group: dict[str, object]) -> object:
+        options = options_of(group)
+        copied = self._options[number].copy(options)
+        lasting = all(map(_is_lasting, options.values()))
+        self._copied[number] = (list(group), list(group.values()), copied) if lasting else ([], [], {})
+        return copied
 
     # Restoring --------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
+from zerostall import native
 from zerostall.errors import FormatError
 from zerostall.trainer.state.refs import SmallTensor
 
@@ -20,14 +21,15 @@ if TYPE_CHECKING:
     import numpy
 
 _WORDS = 624
-_TWISTER_BYTES = 4 * _WORDS + 4  # numpy's MT19937 in memory: its words, then its position
+_TWISTER_BYTES = 4 * _WORDS + 4  # a Mersenne twister in memory: its words and its position
 
 
-class _TwisterCache:
-    """numpy's global generator, read in full only when it has been used.
+class _Cache:
+    """The state of one of the process's generators, read in full only when it has been used.
 
-    Reading it in full takes 20 us, comparing its memory a half. The memory does not hold the normal number that the
-    generator may have in stock, so the answer is kept only while there was none: making one moves the generator on.
+    Reading it in full takes 10 to 20 us and fills the caches, comparing its memory much less. The memory does not hold
+    the normal number that a generator may have in stock, so an answer is kept only while there was none: making one
+    moves the generator on.
     """
 
     def __init__(self) -> None:
@@ -36,25 +38,63 @@ class _TwisterCache:
         self._memory = b""
         self._state: object = None
 
+    def _known(self, generator: object) -> object:
+        """Return the state as it was read last, if it is that still."""
+        if generator is self._generator and native.same_memory(self._address, self._memory):
+            return self._state
+        return None
+
+    def _keep(self, generator: object, address: int, state: object) -> None:
+        """Keep a state that was just read."""
+        self._generator = generator
+        self._address = address
+        self._memory = ctypes.string_at(address, _TWISTER_BYTES)
+        self._state = state
+
+    def _forget(self) -> None:
+        self._generator = None
+
+
+class _NumpyCache(_Cache):
+    _current: Callable[[], object] | None = None
+
     def state(self) -> object:
-        numpy = sys.modules["numpy"]
-        generator = numpy.random.get_bit_generator()
-        if type(generator).__name__ != "MT19937":
-            return numpy.random.get_state(legacy=False)
-        if generator is not self._generator:
-            self._generator = generator
-            self._address = generator.ctypes.state_address
-            self._state = None
-        memory = ctypes.string_at(self._address, _TWISTER_BYTES)
-        if self._state is None or memory != self._memory:
-            self._memory = memory
-            state = numpy.random.get_state(legacy=False)
-            self._state = state if not state["has_gauss"] else None
-            return state
-        return self._state
+        current = self._current
+        if current is None:
+            if "numpy" not in sys.modules:
+                return None
+            current = self._current = cast("Callable[[], object]", sys.modules["numpy"].random.get_bit_generator)
+        generator = current()
+        known = self._known(generator)
+        if known is not None:
+            return known
+        state = sys.modules["numpy"].random.get_state(legacy=False)
+        if type(generator).__name__ == "MT19937" and not state["has_gauss"]:
+            self._keep(generator, cast("numpy.random.MT19937", generator).ctypes.state_address, state)
+        else:
+            self._forget()
+        return state
 
 
-_twister = _TwisterCache()
+class _PythonCache(_Cache):
+    _place = object.__basicsize__
+    # The class below random.Random is the twister in C; it keeps nothing else between an object's head and its end.
+    _fits = 0 <= random.Random.__mro__[1].__basicsize__ - object.__basicsize__ - _TWISTER_BYTES < 8
+
+    def state(self) -> tuple[object, ...]:
+        generator = cast("object", getattr(random.getstate, "__self__", None))
+        known = self._known(generator)
+        if known is not None and getattr(generator, "gauss_next", 0.0) is None:
+            return cast("tuple[object, ...]", known)
+        state = random.getstate()
+        if self._fits and type(generator) is random.Random and state[2] is None:
+            self._keep(generator, id(generator) + self._place, state)
+        else:
+            self._forget()
+        return state
+
+
+_numpy, _python = _NumpyCache(), _PythonCache()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +117,9 @@ class GeneratorStates:
     def read() -> GeneratorStates:
         """Read them all."""
         return GeneratorStates(
-            random.getstate(),
-            _twister.state() if "numpy" in sys.modules else None,
-            torch.get_rng_state(),
+            _python.state(),
+            _numpy.state(),
+            torch.default_generator.get_state(),
             # Asked only once CUDA is up: its set-up is not for a save to start.
             torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
         )
