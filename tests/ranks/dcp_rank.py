@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import warnings
@@ -64,9 +65,10 @@ def main(rank: int, world: int, folder: Path) -> None:
     dcp.save(state(rank, mesh), checkpoint_id=folder / "plain")
 
     writer, stager = Writer(run), Stager()
-    place = {"checkpoint_id": run / "step-2", "storage_writer": writer}
-    response = dcp.async_save(state(rank, mesh, 2), async_stager=stager, **place)
-    response.upload_completion.result()
+    takes_stager = "async_stager" in inspect.signature(dcp.async_save).parameters  # since torch 2.9
+    more = {"async_stager": stager} if takes_stager else {}
+    response = dcp.async_save(state(rank, mesh, 2), checkpoint_id=run / "step-2", storage_writer=writer, **more)
+    (response.upload_completion if takes_stager else response).result()
     check(rank, loaded(rank, mesh, Reader(run)), 2)
     dcp.async_save(state(rank, mesh, 3), checkpoint_id=run / "step-3", storage_writer=writer).result()
 
