@@ -36,7 +36,7 @@ with zerostall.Checkpointer(where, run="tour", model=model, optimizer=optimizer,
 
 def cli(environment: dict[str, str], *arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "zerostall.cli", *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done

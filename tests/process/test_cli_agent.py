@@ -16,7 +16,7 @@ from zerostall.wire import messages as m
 
 def zerostall(environment: dict[str, str], *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "zerostall.cli", *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
 
 
 def ended(pid: int) -> bool:

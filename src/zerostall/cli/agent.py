@@ -18,7 +18,7 @@ from zerostall.wire import messages as m
 from zerostall.wire import rendezvous
 from zerostall.wire.channel import Channel, ClosedError, peer
 
-ANSWER_SECONDS = 10.0
+ANSWER_SECONDS = 30.0
 
 app = typer.Typer(no_args_is_help=True, help="The process that keeps snapshots in memory; it starts by itself.")
 

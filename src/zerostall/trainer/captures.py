@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from zerostall.trainer.options import Options
 
 _BUSY_SECONDS = 600.0
-_GRANT_SECONDS = 10.0
+_GRANT_SECONDS = 30.0
 _LEASE_SECONDS = 120.0
 _NO_AGENT_SECONDS = 60.0
 _ALL = 2**64 - 1

@@ -20,7 +20,7 @@ from zerostall.errors import AgentError, CapabilityError
 from zerostall.wire.channel import Channel, peer
 from zerostall.wire.messages import PROTOCOL, FromAgent
 
-START_SECONDS = 20.0
+START_SECONDS = 60.0
 _AGAIN_SECONDS = 4.0
 
 
