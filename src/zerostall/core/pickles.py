@@ -9,47 +9,20 @@ file's size.
 from __future__ import annotations
 
 import struct
-from collections import Counter, OrderedDict, defaultdict
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
 
+from zerostall.core.inert import CONTAINERS, Global, Made, contained, plain_key
 from zerostall.core.quoting import clip, quote
 from zerostall.errors import FormatError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from zerostall.core.inert import Name
+
 MAX_PICKLE = 1 << 30
 """The largest pickle that is read, in bytes."""
-
-Name: TypeAlias = tuple[str, str]
-"""Module and name of a class or a function."""
-
-_MAX_KEY_DEPTH = 8
-_PLAIN = (str, int, float, bytes, bool, type(None))
-
-
-class Global:
-    """A class or a function that a pickle names."""
-
-    __slots__ = ("name",)
-
-    def __init__(self, name: Name) -> None:
-        self.name = name
-
-
-class Made:
-    """What a class or a function would have made of these arguments, and the state it would have been given."""
-
-    __slots__ = ("args", "name", "state")
-
-    def __init__(self, name: Name, args: tuple[object, ...]) -> None:
-        self.name = name
-        self.args = args
-        self.state: object = None
-
-    def field(self, name: str) -> object:
-        """An attribute of an object whose state is the dict of its attributes; None where it has none of that name."""
-        return cast("dict[object, object]", self.state).get(name) if type(self.state) is dict else None
 
 
 def read(
@@ -75,24 +48,6 @@ def read(
     except (IndexError, KeyError, TypeError, ValueError, struct.error, RecursionError, OverflowError) as error:
         what = f"{type(error).__name__} at byte {machine.at}"
         raise FormatError(f"{source} is a damaged pickle: {clip(error) or what} ({what})") from None
-
-
-_BUILTINS = ("builtins", "__builtin__")  # the second as protocol 2 spells it
-_KINDS = ("set", "frozenset", "complex", "bytes", "bytearray", "dict", "list", "tuple", "int", "float", "str", "bool")
-_CONTAINERS: frozenset[Name] = frozenset(
-    {
-        *(("collections", name) for name in ("OrderedDict", "Counter", "defaultdict")),
-        *((module, name) for module in _BUILTINS for name in _KINDS),
-        ("_codecs", "encode"),
-    }
-)
-
-
-class _Mark:
-    pass
-
-
-_MARK = _Mark()
 
 
 class _Machine:
@@ -166,7 +121,7 @@ class _Machine:
         if type(module) is not str or type(name) is not str:
             raise FormatError("a class is named by something else than text")
         found = (module, name)
-        if found not in _CONTAINERS and found not in self.allowed:
+        if found not in CONTAINERS and found not in self.allowed:
             raise FormatError(
                 f"it names {quote('.'.join(found))}: to read it, code would have to be run",
                 hint="if you trust it, load it yourself and save plain tensors and values",
@@ -184,54 +139,13 @@ class _Machine:
             if type(text) is not str or encoding != "latin1":
                 raise FormatError("bytes in an unknown encoding")
             return text.encode("latin1")
-        return _contained(name, args)
+        return contained(name, args)
 
     def set_items(self, target: object, items: list[Any]) -> None:
         if not isinstance(target, dict) or len(items) % 2:
             raise FormatError("items are put into something that is no dict")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            target[_key(key)] = value
-
-
-def _contained(name: str, args: tuple[object, ...]) -> object:
-    """Plain containers and numbers, of plain arguments of the right types."""
-    first = args[0] if args else None
-    if name in ("OrderedDict", "dict", "Counter") and (not args or type(first) in (dict, list)):
-        made: dict[object, object] = {"OrderedDict": OrderedDict, "dict": dict, "Counter": Counter}[name]()
-        pairs = first.items() if type(first) is dict else cast("list[tuple[object, object]]", first or [])
-        for pair in pairs:
-            key, value = pair
-            made[_key(key)] = value
-        return made
-    if name == "defaultdict" and len(args) == 1:
-        if first is None:
-            return defaultdict(None)
-        kinds = {"list": list, "dict": dict, "set": set, "int": int, "float": float, "str": str, "bool": bool}
-        kind = kinds.get(first.name[1]) if type(first) is Global and first.name[0] in _BUILTINS else None
-        if kind is not None:
-            return defaultdict(kind)
-    if name in ("set", "frozenset") and len(args) <= 1 and (not args or type(first) in (list, tuple)):
-        items = [_key(item) for item in cast("list[object]", first or [])]
-        return set(items) if name == "set" else frozenset(items)
-    if name in ("list", "bytes") and not args:
-        return [] if name == "list" else b""
-    if name == "complex" and len(args) == 2 and all(type(part) is float for part in args):
-        return complex(cast("float", args[0]), cast("float", args[1]))
-    if name == "bytearray" and (not args or type(first) is bytes):
-        return bytearray(cast("bytes", first or b""))
-    raise FormatError(f"a {name} is made of something else than plain values")
-
-
-def _key(key: Any, depth: int = 0) -> Any:
-    """A value that is a key. Only shallow ones: to hash a tuple is to go through all that is in it."""
-    kind = type(key)
-    if kind in _PLAIN or kind is Made or kind is complex:
-        return key
-    if kind in (tuple, frozenset) and depth < _MAX_KEY_DEPTH and len(key) < 1000:
-        for item in key:
-            _key(item, depth + 1)
-        return key
-    raise FormatError(f"a {kind.__name__} is a key, or a tuple that is too deep")
+            target[plain_key(key)] = value
 
 
 # ------------------------------------------------------------------------------------------------ instructions
@@ -304,7 +218,7 @@ def _add_items(machine: _Machine) -> None:
     items, target = machine.since_mark(), machine.stack[-1]
     if type(target) is not set:
         raise FormatError("something is added to what is no set")
-    target.update(_key(item) for item in items)
+    target.update(plain_key(item) for item in items)
 
 
 def _set_item(machine: _Machine) -> None:
@@ -332,7 +246,7 @@ def _dict(machine: _Machine) -> None:
 
 
 def _frozenset(machine: _Machine) -> None:
-    machine.stack.append(frozenset(_key(item) for item in machine.since_mark()))
+    machine.stack.append(frozenset(plain_key(item) for item in machine.since_mark()))
 
 
 def _pop(machine: _Machine) -> None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, cast
 
 from zerostall.core import pickles
 from zerostall.core.dtypes import DTYPES
+from zerostall.core.inert import Global, Made
 from zerostall.core.mosaic import Tile
-from zerostall.core.pickles import Global, Made
 from zerostall.core.quoting import clip, quote
 from zerostall.core.safetensors import MAX_BYTES, MAX_RANK
 from zerostall.errors import FormatError
@@ -25,7 +25,7 @@ from zerostall.tiers.files import read_file
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from zerostall.core.pickles import Name
+    from zerostall.core.inert import Name
     from zerostall.flow.readable import Source
 
 METADATA = ".metadata"

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from zerostall.core import pickles
 from zerostall.core.dtypes import DTYPES
+from zerostall.core.inert import Global, Made
 from zerostall.core.mosaic import Tile
-from zerostall.core.pickles import Global, Made
 from zerostall.core.quoting import clip, quote
 from zerostall.core.safetensors import MAX_BYTES, MAX_RANK
 from zerostall.errors import FormatError
 
 if TYPE_CHECKING:
-    from zerostall.core.pickles import Name
+    from zerostall.core.inert import Name
     from zerostall.flow.readable import Source
 
 MAGIC = b"PK\x03\x04"

@@ -10,8 +10,8 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from zerostall.core import values
+from zerostall.core.inert import Global, Made
 from zerostall.core.layout import Shard
-from zerostall.core.pickles import Global, Made
 from zerostall.core.pieces import box_name
 from zerostall.core.values import Document, TensorRef
 from zerostall.errors import FormatError, StateError

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from zerostall.core.pickles import Global, Made
+from zerostall.core.inert import Global, Made
 from zerostall.errors import FormatError
 from zerostall.trainer.state import refs as refs  # teaches the small values torch's types
 from zerostall.trainer.state import tensors

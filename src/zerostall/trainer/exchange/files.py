@@ -16,7 +16,7 @@ from zerostall.flow.whole_step import opened_step
 if TYPE_CHECKING:
     import os
 
-    from zerostall.core.pickles import Global, Made
+    from zerostall.core.inert import Global, Made
     from zerostall.flow.catalog import Progress
 
 _AS_IT_IS = ExportOptions()
