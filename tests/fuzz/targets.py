@@ -115,7 +115,7 @@ def _messages(incoming: object) -> Read:
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
     try:
         yield folder
     finally:

@@ -185,8 +185,9 @@ def test_ending_the_interpreter_with_work_under_way() -> None:
     code = PRELUDE + "write().wait(); read(); sys.last = segment; under_way = [write() for _ in range(20)]\n"
     code += "sys.stdout.write('fine')"
     for direct in (True, False):
-        done = run(code, Path("/dev/shm/zerostall-test-exit"), direct=direct)
-        Path("/dev/shm/zerostall-test-exit").unlink()
+        path = Path(f"/dev/shm/pytest-of-{os.getpid()}")
+        done = run(code, path, direct=direct)
+        path.unlink()
         assert printed(done) == "fine"
 
 
