@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from zerostall.core.exchange import ExportOptions, ImportOptions
+    from zerostall.core.policy import Remote
     from zerostall.core.retention import Keep
     from zerostall.flow.catalog import diff, pin, snapshots, verify
     from zerostall.trainer.checkpointer import Checkpointer
@@ -28,6 +29,7 @@ __all__ = [
     "ExportOptions",
     "ImportOptions",
     "Keep",
+    "Remote",
     "Saving",
     "diff",
     "errors",
@@ -44,6 +46,7 @@ _HOMES = {
     "ExportOptions": "zerostall.core.exchange",
     "ImportOptions": "zerostall.core.exchange",
     "Keep": "zerostall.core.retention",
+    "Remote": "zerostall.core.policy",
     "Saving": "zerostall.trainer.saving",
     "diff": "zerostall.flow.catalog",
     "export": "zerostall.trainer.exchange.files",

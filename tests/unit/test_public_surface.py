@@ -12,7 +12,7 @@ import zerostall
 from zerostall import errors
 
 NAMES = {
-    *("Checkpointer", "ExportOptions", "ImportOptions", "Keep", "Saving", "errors"),
+    *("Checkpointer", "ExportOptions", "ImportOptions", "Keep", "Remote", "Saving", "errors"),
     *("diff", "export", "import_file", "load", "pin", "snapshots", "verify"),
 }
 ERRORS = {
@@ -41,7 +41,7 @@ ERRORS = {
 PARAMETERS = {
     "Checkpointer": (
         "where run keep policy when_busy slots freeze_bytes disk_interval rng guard "
-        "only frozen expect_shapes require_finite process_group state"
+        "only frozen expect_shapes require_finite process_group remote state"
     ),
     "Checkpointer.save": "self step metric pin if_exists when_busy",
     "Checkpointer.restore": "self step required only rename strict prefixes meta_to",
@@ -49,6 +49,7 @@ PARAMETERS = {
     "Checkpointer.close": "self timeout",
     "Saving.wait": "self tier timeout",
     "Keep": "last every best mode",
+    "Remote": "url every keep rate",
     "snapshots": "where",
     "verify": "where step progress",
     "load": "where step names",

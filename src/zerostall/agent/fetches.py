@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from zerostall import native
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
+from zerostall.core.candidates import Past, left_behind
 from zerostall.errors import AgentError, FormatError, SnapshotNotFoundError, StorageError, ZerostallError
 from zerostall.flow.worker import Worker
 from zerostall.telemetry import log
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
     from zerostall.agent.berth import Berth
     from zerostall.agent.client import Client
     from zerostall.agent.elsewhere import OfRun
+    from zerostall.flow.governor import Governor
+    from zerostall.tiers.contract import RunTier
     from zerostall.tiers.disk import DiskTier
+    from zerostall.tiers.remote import RemoteTier
 
 Post = Callable[[Callable[[], None]], None]
 
@@ -28,7 +32,9 @@ Post = Callable[[Callable[[], None]], None]
 class Fetches:
     """Driven by the agent's loop; files are read on a thread of its own, which comes back through `post`."""
 
-    def __init__(self, disk: DiskTier, post: Post) -> None:
+    def __init__(self, disk: DiskTier, post: Post, governor: Governor) -> None:
+        self.remote: RemoteTier | None = None
+        self._governor = governor
         self._disk = disk
         self._post = post
         self.elsewhere: OfRun | None = None  # what other nodes have, where this one belongs to a cluster
@@ -51,8 +57,9 @@ class Fetches:
         def look() -> None:
             try:
                 disk = (self._look_at(step, rank) for step in self._disk.steps())
-                copies = host + tuple(copy for copy in disk if copy is not None)
-                copies += self.elsewhere.copies(rank) if self.elsewhere else ()
+                near = host + tuple(copy for copy in disk if copy is not None)
+                near += self.elsewhere.copies(rank) if self.elsewhere else ()
+                copies = near + tuple(self._look_afar(near))
                 answer: m.Message = m.Found(id=request.id, copies=copies)
             except Exception as error:  # noqa: BLE001 - a trainer waits for the answer
                 answer = m.Refused.of(request.id, _ours(error, self._disk.where))
@@ -65,9 +72,11 @@ class Fetches:
         if request.tier == "host":
             self._from_host(client, berth, request)
         elif request.tier == "disk":
-            self._from_disk(client, berth.rank, request)
+            self._from(self._disk, client, berth.rank, request)
         elif request.tier == "replica" and self.elsewhere is not None:
             self._from_elsewhere(client, berth.rank, request, self.elsewhere)
+        elif request.tier == "remote" and self.remote is not None:
+            self._from(self.remote, client, berth.rank, request)
         else:
             raise FormatError(f"no tier {request.tier!r}")
 
@@ -88,14 +97,15 @@ class Fetches:
         )
         client.send(answer, tier.segment.fileno())
 
-    def _from_disk(self, client: Client, rank: int, request: m.Fetch) -> None:
+    def _from(self, run: RunTier, client: Client, rank: int, request: m.Fetch) -> None:
         self._steps.append(request.step)
 
         def read() -> None:
             try:
-                answer, segment = self._read(request, rank)
+                with self._governor.restoring():
+                    answer, segment = self._read(run, request, rank)
             except Exception as error:  # noqa: BLE001 - a trainer waits for the answer
-                refused = m.Refused.of(request.id, _ours(error, self._disk.where))
+                refused = m.Refused.of(request.id, _ours(error, run.where))
                 self._post(lambda: self._give_up(client, request.step, refused))
             else:
                 self._post(lambda: self._give(client, request.step, answer, segment))
@@ -117,11 +127,11 @@ class Fetches:
 
         self._reader.submit(bring)
 
-    def _read(self, request: m.Fetch, rank: int) -> tuple[m.Fetched, native.Segment]:
-        stored = self._disk.open(request.step, rank)
+    def _read(self, run: RunTier, request: m.Fetch, rank: int) -> tuple[m.Fetched, native.Segment]:
+        stored = run.open(request.step, rank)
         segment = native.Segment(f"zerostall-fetch-{rank}", stride_of(stored.layout), populate=False)
         try:
-            self._disk.get(request.step, rank, segment.address)
+            run.get(request.step, rank, segment.address)
         except BaseException:
             segment.close()
             raise
@@ -170,8 +180,29 @@ class Fetches:
             return m.CopyFacts(step=step, tier="disk", clean=False, created=created, reason=why, world=world)
         return m.CopyFacts(step=step, tier="disk", clean=True, created=created, world=world)
 
+    def _look_afar(self, near: tuple[m.CopyFacts, ...]) -> Iterator[m.CopyFacts]:
+        """What there is in the remote tier.
 
-def _ours(error: Exception, where: Path) -> ZerostallError:
+        Raises:
+            StorageError: nobody can say, and there is nothing near: training must not begin anew for that.
+        """
+        if self.remote is None:
+            return
+        try:
+            found = self.remote.look(self.remote.steps())
+        except StorageError as error:
+            if not near:
+                raise
+            log.warning("%s: what is there is left out: %s", self.remote.where, error)
+            return
+        known = [Past(copy.step, copy.created) for copy in near]
+        for step, manifest, why in found:
+            created, world = (manifest.created, manifest.world) if manifest else (0.0, 0)
+            reason = m.plain(why or left_behind(Past(step, created), known))
+            yield m.CopyFacts(step=step, tier="remote", clean=not reason, created=created, reason=reason, world=world)
+
+
+def _ours(error: Exception, where: Path | str) -> ZerostallError:
     if isinstance(error, ZerostallError):
         return error
     if isinstance(error, OSError):

@@ -120,6 +120,10 @@ class RunFolder:
             hint="give this run a folder of its own, move that one aside, or leave out run= to go on with it",
         )
 
+    def become(self, facts: RunFacts) -> None:
+        """An empty folder goes on with a run that is elsewhere already."""
+        self._write_facts(facts)
+
     def begins_with(self, layout: Layout) -> None:
         """Note what the run's state looked like at first, for people and for `zerostall doctor`."""
         if self.facts.fingerprint == layouts.fingerprint([]):

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerostall.agent.berth import Berth, Wish
+from zerostall.agent.cargo import cargo_of_disk, cargo_of_memory, tier_reports
+from zerostall.agent.carrier import Carrier
 from zerostall.agent.fetches import Fetches
 from zerostall.agent.folder import RunFolder
 from zerostall.agent.tally import Tally
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from zerostall.agent.client import Client
     from zerostall.core.candidates import Past
     from zerostall.flow.budget import Budget
+    from zerostall.flow.governor import Governor
 
 Post = Callable[[Callable[[], None]], None]
 
@@ -40,17 +43,31 @@ class Run:
     Raises (on construction): StorageError, RunBusyError, FormatError.
     """
 
-    def __init__(self, where: Path, world: int, budget: Budget, pool: native.Pool, post: Post) -> None:
+    def __init__(
+        self,
+        where: Path,
+        world: int,
+        budget: Budget,
+        pool: native.Pool,
+        post: Post,
+        governor: Governor,
+        url: str = "",
+    ) -> None:
         self.where = where
+        self.url = url
+        self.carrier: Carrier | None = None
         self.world = world
         self.berths: dict[int, Berth] = {}
         self.epoch = 0
         self.folder = RunFolder(where, pool)
-        self.fetches = Fetches(self.folder.disk, post)
+        self.fetches = Fetches(self.folder.disk, post, governor)
         self.tally = Tally()
-        self.trickle = Trickle(self.berths, self.folder, self.fetches, post, self.advance, self.tally)
+        self.trickle = Trickle(self.berths, self.folder, self.fetches, post, self.advance, self.tally, governor)
+        self.trickle.off = bool(url)
         self.lossless = False
         self._budget = budget
+        self._post = post
+        self._governor = governor
         self._pool = pool
         self._roll = Roll(world)
         self._patience = 600.0
@@ -74,7 +91,9 @@ class Run:
             self.folder.use(Modes(hello.umask))
         if not self.folder.taken() or not self.folder.same():
             self.folder.take()
-            self._forget_strangers()
+            if not self.url:
+                self._forget_strangers()
+        self._agree_with_remote()
         self.folder.check_name(hello.run, empty=not self.steps())
         if hello.world != self.world:
             self.world, self._roll = hello.world, Roll(hello.world)
@@ -89,6 +108,47 @@ class Run:
         berth.client = client
         self._roll.found(hello.rank)
         return berth
+
+    def carry_to(self, rules: m.RemoteRules | None) -> Carrier | None:
+        """Have what carries steps to the remote tier, if the trainer wants one.
+
+        Raises:
+            CapabilityError, ValueError: that cannot be.
+        """
+        if self.carrier is not None and (rules is None or rules.url != self.carrier.url):
+            self.carrier.close()
+            self.carrier = self.fetches.remote = None
+        if rules is not None and self.carrier is None:
+            cargo = cargo_of_memory(self) if self.url else cargo_of_disk(self)
+            self.carrier = Carrier(rules, self.berths, self.folder, cargo, self._governor, self._post, self.advance)
+            self.fetches.remote = self.carrier.tier
+            self.trickle.landed = self._landed
+            self.trickle.protected = self.carrier.protected
+        elif rules is not None and self.carrier is not None:
+            self.carrier.use(rules)
+        return self.carrier
+
+    def _landed(self, step: int) -> None:
+        """The step got to where the carrier takes steps from."""
+        if self.carrier is not None:
+            self.carrier.changed(step)
+
+    def _agree_with_remote(self) -> None:
+        """A folder without steps takes the id of the run that is there; one with steps must have it.
+
+        Raises:
+            RunMismatchError: it has not.
+        """
+        facts = self.carrier.facts if self.carrier else None
+        if facts is None or facts.run == self.folder.facts.run:
+            return
+        assert self.carrier is not None
+        if self.folder.disk.steps() or any(berth.sealed_steps() for berth in self.berths.values()):
+            raise RunMismatchError(
+                f"{self.carrier.url} belongs to the run {facts.name or facts.run}, {self.where} to another one",
+                hint="give every run a URL of its own, or begin in an empty folder to go on with that run",
+            )
+        self.folder.become(facts)
 
     def _forget_strangers(self) -> None:
         """While nobody held the folder here, another agent or its owner may have changed it: memory must agree with it.
@@ -117,6 +177,8 @@ class Run:
                 if rank < self.world:
                     self._heed(self._roll.lost(rank, f"its trainer, process {client.pid}, has ended"))
         self.trickle.hurry()  # nobody trains: the newest snapshot goes to disk now
+        if self.carrier is not None and not self.attached():
+            self.carrier.hurry()
         self.advance()
 
     def attached(self) -> bool:
@@ -124,9 +186,13 @@ class Run:
 
     def steps(self) -> tuple[int, ...]:
         """Every step that this node can bring back, rising."""
-        return tuple(
-            sorted(set(self.folder.disk.steps()).union(*(berth.clean_steps() for berth in self.berths.values())))
-        )
+        remote = self.carrier.steps if self.carrier else ()
+        clean = (berth.clean_steps() for berth in self.berths.values())
+        return tuple(sorted(set(self.folder.disk.steps()).union(remote, *clean)))
+
+    def here(self) -> bool:
+        """Is there a step in memory or on disk, whatever the remote tier has?"""
+        return bool(self.folder.disk.steps()) or any(berth.clean_steps() for berth in self.berths.values())
 
     # ------------------------------------------------------------------------------------------------ sealing
 
@@ -183,8 +249,15 @@ class Run:
             self._heed(self._roll.revoked(berth.rank, save, reason))
         self.trickle.evict(berth.rank, past)
 
-    def promise(self, berth: Berth, past: Past) -> None:
-        """Somebody waits for this very image on disk."""
+    def promise(self, berth: Berth, past: Past, where: str = "disk") -> None:
+        """Somebody waits for this very image on disk, or in the remote tier."""
+        if where == "remote":
+            if self.carrier is None:
+                raise FormatError("this run has no remote tier")
+            self.carrier.promise(berth.rank, past)
+            if self.url:
+                self._promise_in_memory(berth, past)
+                return
         step, tier = past.step, berth.tier_with(past.step)
         if tier is not None and tier.record_of(step).created == past.created:
             if step in self.folder.on_disk:
@@ -197,11 +270,28 @@ class Run:
         elif step in self.folder.disk.steps() and self.folder.disk.created(step, berth.rank) == past.created:
             berth.send(m.Reached(step=step, created=past.created, tier="disk"))
         else:
-            berth.send(m.Replaced(step=step, created=past.created, tier="disk"))
+            self._say_replaced(berth, past)
+
+    def _promise_in_memory(self, berth: Berth, past: Past) -> None:
+        tier = berth.tier_with(past.step)
+        slot = tier.slots.at_step(past.step) if tier else None
+        if tier is not None and slot is not None and berth.created(past.step) == past.created:
+            tier.slots.promise(slot.index)
+        elif self.carrier is not None and past.step not in self.carrier.steps:
+            self._say_replaced(berth, past)
+
+    def when_tidy(self, call: Callable[[], None]) -> None:
+        """Call on the loop's thread when what is under way, and the retention behind it, are done."""
+        if self.url and self.carrier is not None:
+            self.carrier.when_tidy(call)
+        else:
+            self.trickle.when_tidy(call)
 
     def advance(self) -> None:
         """Do whatever can be done now: write the next step, grant slots, give back memory, let the folder go."""
         self.trickle.start()
+        if self.carrier is not None and self.folder.taken():
+            self.carrier.start()
         self._grant()
         self._mind_the_ranks()
         for berth in self.berths.values():
@@ -223,7 +313,7 @@ class Run:
     def report(self, berth: Berth) -> m.RankReport:
         """What `zerostall agent status` shows of one rank."""
         return m.RankReport(
-            where=m.plain(str(self.where)),
+            where=m.plain(self.url or str(self.where)),
             rank=berth.rank,
             world=self.world,
             trainer_pid=berth.client.pid if berth.client else None,
@@ -233,15 +323,18 @@ class Run:
             trickling=self.trickle.writing(),
             last_error=m.plain(self.trickle.last_error),
             fallbacks=berth.fallbacks,
+            tiers=tuple(tier_reports(self, berth)),
         )
 
     def busy(self) -> bool:
         """Is a step on its way to disk, being read, about to go, or retention at work?"""
-        return self.fetches.busy() or self.trickle.busy()
+        carrying = self.carrier is not None and self.carrier.busy()
+        return self.fetches.busy() or self.trickle.busy() or carrying
 
     def retry_in(self) -> float | None:
         """Seconds until `advance` has something to do that no message announces; None when it has not."""
-        waits = [self.trickle.retry_in(), _LOOK_SECONDS if self._roll.pending() else None]
+        carrier = self.carrier.retry_in() if self.carrier else None
+        waits = [self.trickle.retry_in(), carrier, _LOOK_SECONDS if self._roll.pending() else None]
         return min((wait for wait in waits if wait is not None), default=None)
 
     # -------------------------------------------------------------------------------------- what the ranks say
@@ -291,6 +384,8 @@ class Run:
             self._grant()  # before the news, so that a save right after it finds a slot
         for rank, record in enumerate(records):
             self.berths[rank].send(m.Reached(step=save.step, created=record.created, tier="host"))
+        if self.url:
+            self._landed(save.step)
 
     def _mind_the_ranks(self) -> None:
         """Say whom a save waits for, and give up what has waited for too long."""
@@ -319,12 +414,22 @@ class Run:
 
     def _tell_replaced(self, berth: Berth, before: set[Past]) -> None:
         for past in sorted(before - berth.sealed()):
-            if past.step not in self.folder.on_disk:
-                berth.send(m.Replaced(step=past.step, created=past.created, tier="disk"))
+            there = self.carrier.steps if self.url and self.carrier else self.folder.on_disk
+            if past.step not in there:
+                self._say_replaced(berth, past)
+
+    def _say_replaced(self, berth: Berth, past: Past) -> None:
+        if self.carrier is not None:
+            self.carrier.replaced(berth.rank, past)
+        tiers = ("remote",) if self.url else ("disk", "remote") if self.carrier else ("disk",)
+        for tier in tiers:
+            berth.send(m.Replaced(step=past.step, created=past.created, tier=tier))
 
     def close(self) -> None:
         """Wait for what is under way, then give back the memory and the folder."""
         self.trickle.close()
+        if self.carrier is not None:
+            self.carrier.close()
         self.fetches.close()
         for berth in self.berths.values():
             berth.close()

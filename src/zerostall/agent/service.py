@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import selectors
 import time
@@ -30,7 +31,9 @@ from zerostall.errors import (
     ZerostallError,
 )
 from zerostall.flow.budget import Budget
+from zerostall.flow.governor import Governor
 from zerostall.telemetry import log
+from zerostall.tiers.store import is_url
 from zerostall.wire import messages as m
 from zerostall.wire.channel import Channel, ClosedError, drop, peer
 
@@ -58,6 +61,7 @@ class Service:
         self._runs: dict[Path, Run] = {}
         self._budget = Budget(settings.host_budget)
         self._pool = native.Pool("disk", DISK_THREADS)
+        self._governor = Governor()
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._started = time.monotonic()
@@ -252,7 +256,7 @@ class Service:
             case m.Revoked():
                 run.revoke(berth, Past(message.step, message.created), message.reason)
             case m.Promise():
-                run.promise(berth, Past(message.step, message.created))
+                run.promise(berth, Past(message.step, message.created), message.tier)
             case m.Lease():
                 self._lease(client, run, berth, message)
             case m.Adopt():
@@ -264,7 +268,7 @@ class Service:
             case m.Fetch():
                 run.fetches.fetch(client, berth, message)
             case m.Tidy():
-                run.trickle.when_tidy(lambda: client.send(m.Done(id=message.id)))
+                run.when_tidy(lambda: client.send(m.Done(id=message.id)))
             case m.Release():
                 client.release_fetched()
             case _:
@@ -278,13 +282,44 @@ class Service:
                 f"the agent speaks protocol {m.PROTOCOL}, this trainer {hello.protocol}",
                 hint="stop the old agent with `zerostall agent stop`",
             )
-        where = Path(os.fsdecode(hello.where))
-        if not where.is_absolute() or not 0 <= hello.rank < hello.world:
-            raise FormatError(f"no rank {hello.rank} of {hello.world} at {hello.where!r}")
-        where = where.resolve()
+        where, url = self._place(hello)
         run = self._runs.get(where)
         if run is None:
-            run = self._runs[where] = Run(where, hello.world, self._budget, self._pool, self.post)
+            run = Run(where, hello.world, self._budget, self._pool, self.post, self._governor, url)
+            self._runs[where] = run
+        carrier = run.carry_to(hello.remote)
+        if carrier is None or (carrier.met and run.attached()):
+            self._welcome(client, run, hello)
+        else:
+            carrier.meet(lambda error: self._met(client, run, hello, error))
+
+    def _place(self, hello: m.Hello) -> tuple[Path, str]:
+        """The folder that a run is known by, and the URL that is its own where it has no disk."""
+        text = os.fsdecode(hello.where)
+        if is_url(text):
+            name = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+            where, url = self._settings.runtime_dir / "urls" / name, text
+        else:
+            where, url = Path(text), ""
+        if not where.is_absolute() or not 0 <= hello.rank < hello.world:
+            raise FormatError(f"no rank {hello.rank} of {hello.world} at {hello.where!r}")
+        return where.resolve(), url
+
+    def _met(self, client: Client, run: Run, hello: m.Hello, error: ZerostallError | None) -> None:
+        """The store was asked. Without its answer, a run goes on that has steps here; another might begin anew."""
+        if client.broken or client not in self._clients:
+            return
+        try:
+            if error is not None and not run.here():
+                raise error
+            if error is not None:
+                log.warning("%s: the run goes on without: %s", hello.remote, error)
+            self._welcome(client, run, hello)
+        except Exception as other:  # noqa: BLE001 - the trainer waits for an answer
+            client.send(m.Refused.of(hello.id, _ours(other)))
+
+    def _welcome(self, client: Client, run: Run, hello: m.Hello) -> None:
+        where = run.where
         berth = run.berths.get(hello.rank)
         if berth is not None and berth.client is not None:
             self._catch_up(berth.client)

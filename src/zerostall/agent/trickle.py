@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from zerostall.agent.folder import RunFolder
     from zerostall.agent.tally import Tally
     from zerostall.core.candidates import Past
+    from zerostall.flow.governor import Governor
     from zerostall.tiers.host import Held, HostTier
 
 Post = Callable[[Callable[[], None]], None]
@@ -42,6 +43,9 @@ class Trickle:
         keep: what retention keeps.
         interval: seconds from one write to the next, while nobody waits for it.
         last_error: what went wrong last, until a write works again.
+        off: the run has no disk.
+        landed: called with each step that got there.
+        protected: steps that retention leaves, for somebody reads them.
     """
 
     def __init__(
@@ -52,16 +56,21 @@ class Trickle:
         post: Post,
         advance: Callable[[], None],
         tally: Tally,
+        governor: Governor,
     ) -> None:
         self.keep = Keep()
         self.interval = 0.0
         self.last_error = ""
+        self.off = False
+        self.landed: Callable[[int], None] = lambda step: None
+        self.protected: Callable[[], frozenset[int]] = frozenset
         self._berths = berths
         self._folder = folder
         self._fetches = fetches
         self._post = post
         self._advance = advance
         self._tally = tally
+        self._governor = governor
         self._flight: Flight | None = None
         self._untidy = 0
         self._failures = 0
@@ -79,6 +88,8 @@ class Trickle:
 
     def next_step(self) -> int | None:
         """The step to write next: a promised one, the oldest first; else the newest clean one."""
+        if self.off:
+            return None
         clean = self.clean_steps()
         waiting = [step for step in clean if step not in self._folder.on_disk and step not in self._given_up]
         waited_for = next((step for step in waiting if self._waited_for(step)), None)
@@ -157,14 +168,16 @@ class Trickle:
             aside=tuple(sorted({past for wish in wishes for past in wish.aside})),
         )
         self._flight = Flight(order, held)
+        promised = self._waited_for(step)
         self._began = time.monotonic()
         self._untidy += 1
 
         def write() -> None:
-            outcome = persist(self._folder.disk, order, self._folder.hold)
+            with self._governor.writing(promised=promised):
+                outcome = persist(self._folder.disk, order, self._folder.hold)
             self._post(lambda: self._landed(outcome))
             if outcome.error is None:
-                prune(self._folder.disk, self.keep, self._fetches.steps() | {order.step})
+                prune(self._folder.disk, self.keep, self._fetches.steps() | self.protected() | {order.step})
             self._post(self._tidied)
 
         self._writer.submit(write)
@@ -214,6 +227,7 @@ class Trickle:
             for rank, (_, held) in enumerate(flight.held):
                 created = held.image.record.created
                 self._berths[rank].send(m.Reached(step=outcome.step, created=created, tier="disk"))
+            self.landed(outcome.step)
         else:
             self._failed(flight, outcome.error)
         self._advance()

@@ -114,6 +114,22 @@ def common(copies: Sequence[Sequence[Copy]], step: int | None = None) -> Common:
     return Common(tuple(past for past in known if past in everywhere), tuple(left_out), tuple(sorted(seen)))
 
 
+def left_behind(past: Past, others: Iterable[Past]) -> str:
+    """Why a copy that lies far away is of a past that the run has left, by when it and nearer ones were saved; or "".
+
+    A run that goes back before a step saves lower ones later, and then that step's number anew. The far copy is set
+    aside when the next step gets there; until then it must not be taken for the run's newest.
+    """
+    for other in others:
+        if not past.created or not other.created:
+            continue
+        if other.step < past.step and other.created > past.created:
+            return f"training went back before it: step {other.step} was saved later"
+        if other.step == past.step and other.created != past.created:
+            return "another one of that number is nearer"
+    return ""
+
+
 def _nearness(copy: Copy) -> int:
     index = _NEARNESS.get(copy.tier)
     if index is None:

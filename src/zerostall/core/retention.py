@@ -45,6 +45,15 @@ class Keep(msgspec.Struct, frozen=True):
         if self.mode not in ("min", "max"):
             raise ValueError(f"keep mode={self.mode!r}: it must be 'min' or 'max'")
 
+    def words(self) -> str:
+        """What is kept, in words."""
+        words = [f"last={self.last}"]
+        if self.every is not None:
+            words.append(f"every={self.every}")
+        if self.best is not None:
+            words.append(f"best={self.best} ({self.mode})")
+        return ", ".join(words)
+
 
 class StepFacts(msgspec.Struct, frozen=True):
     """What retention knows of a step: its metric if it has one, and whether the user pinned it."""
@@ -92,7 +101,7 @@ def decide(
     facts = _sorted(steps)
     reasons = _kept(facts, keep, protected)
     evict = [fact.step for fact in facts if fact.step not in reasons]
-    reasons |= dict.fromkeys(evict, f"{_words(keep)} do not want it")
+    reasons |= dict.fromkeys(evict, f"{keep.words()} do not want it")
     aside = _sorted(rewound)
     room = max(0, keep.last - len(facts))
     stays = {fact.step: "pinned" for fact in aside if fact.pinned}
@@ -138,12 +147,3 @@ def _kept(facts: list[StepFacts], keep: Keep, protected: frozenset[int]) -> dict
         for _, step in ranked[: keep.best]:
             reasons.setdefault(-step, f"among the best {keep.best}")
     return reasons
-
-
-def _words(keep: Keep) -> str:
-    words = [f"last={keep.last}"]
-    if keep.every is not None:
-        words.append(f"every={keep.every}")
-    if keep.best is not None:
-        words.append(f"best={keep.best} ({keep.mode})")
-    return ", ".join(words)

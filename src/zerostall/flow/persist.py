@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from zerostall.core.candidates import Past
     from zerostall.core.manifest import Manifest
-    from zerostall.tiers.contract import Image
+    from zerostall.tiers.contract import Image, RunTier
     from zerostall.tiers.disk import DiskTier
 
 
@@ -78,35 +78,35 @@ def _ours(error: Exception, order: Order, disk: DiskTier) -> ZerostallError:
     return StorageError(f"cannot write step {order.step} to {disk.where}: {error}", errno=number)
 
 
-def prune(disk: DiskTier, keep: Keep, protected: frozenset[int]) -> tuple[int, ...]:
+def prune(run: RunTier, keep: Keep, protected: frozenset[int]) -> tuple[int, ...]:
     """Evict what retention does not keep and what could not be removed before; never raises. Returns the evicted."""
     evicted: tuple[int, ...] = ()
     try:
         # A run may keep thousands of steps: a file is opened only for a rule that asks for what is in it, and only the
         # pins of those that would go are looked for.
         measured = keep.best is not None
-        facts = [StepFacts(step, metric=_metric(disk, step) if measured else None) for step in disk.steps()]
-        rewound = [StepFacts(step, pinned=disk.pinned(step, rewound=True)) for step in disk.rewound()]
+        facts = [StepFacts(step, metric=_metric(run, step) if measured else None) for step in run.steps()]
+        rewound = [StepFacts(step, pinned=run.pinned(step, rewound=True)) for step in run.rewound()]
         going = set(retention.decide(facts, keep, protected, rewound=rewound).evict)
         facts = [
-            StepFacts(fact.step, fact.metric, pinned=fact.step in going and disk.pinned(fact.step)) for fact in facts
+            StepFacts(fact.step, fact.metric, pinned=fact.step in going and run.pinned(fact.step)) for fact in facts
         ]
         decision = retention.decide(facts, keep, protected, rewound=rewound)
         for step in decision.forget:
-            log.info("%s: step %d, set aside, goes: %s", disk.where, step, decision.forget_reasons.get(step, ""))
-            disk.forget_rewound(step)
+            log.info("%s: step %d, set aside, goes: %s", run.where, step, decision.forget_reasons.get(step, ""))
+            run.forget_rewound(step)
         for step in decision.evict:
-            log.info("%s: step %d goes: %s", disk.where, step, decision.reasons.get(step, ""))
-            disk.evict(step)
+            log.info("%s: step %d goes: %s", run.where, step, decision.reasons.get(step, ""))
+            run.evict(step)
         evicted = decision.evict
-        disk.remove_again()
+        run.remove_again()
     except (OSError, ZerostallError) as error:
-        log.warning("%s: old steps could not all be removed: %s", disk.where, error)
+        log.warning("%s: old steps could not all be removed: %s", run.where, error)
     return evicted
 
 
-def _metric(disk: DiskTier, step: int) -> float | None:
+def _metric(run: RunTier, step: int) -> float | None:
     try:
-        return disk.metric(step)
+        return run.metric(step)
     except (CorruptError, FormatError, OSError):
         return None  # a damaged step is as old as its number says, and best at nothing

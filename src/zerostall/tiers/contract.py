@@ -135,6 +135,13 @@ class RunTier(Tier, Protocol):
         """Say what run this is, if nothing says so yet; what run it is now."""
         ...
 
+    def metric(self, step: int) -> float | None:
+        """What the step is worth, if the user said so."""
+        ...
+
+    def remove_again(self) -> None:
+        """Try once more to remove what could not be removed before."""
+
     def pinned(self, step: int, *, rewound: bool = False) -> bool:
         """Whether retention leaves the step alone."""
         ...

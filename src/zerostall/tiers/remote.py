@@ -258,6 +258,13 @@ class RemoteTier:
         folder = names.rewound_folder(step) if rewound else names.step_folder(step)
         return self.store.size(f"{folder}/{names.PINNED}") is not None
 
+    def metric(self, step: int) -> float | None:
+        """What the step is worth."""
+        return self.manifest(step).metric
+
+    def remove_again(self) -> None:
+        """What could not be removed goes when it is old, see `clear_leftovers`."""
+
     def created(self, step: int) -> float:
         """When the committed step was saved, by which it is told from others of its number; 0.0 if it cannot say."""
         try:
@@ -269,6 +276,22 @@ class RemoteTier:
         """`created` of many steps, several requests at once."""
         asked = list(steps)
         return dict(zip(asked, self._each(self.created, asked), strict=True))
+
+    def look(self, steps: Iterable[int]) -> list[tuple[int, Manifest | None, str]]:
+        """The manifests of many steps, several requests at once; None for one that is damaged, and why.
+
+        Steps that are gone by now are left out.
+        """
+
+        def one(step: int) -> tuple[int, Manifest | None, str] | None:
+            try:
+                return step, self.manifest(step), ""
+            except SnapshotNotFoundError:
+                return None
+            except FormatError as error:
+                return step, None, str(error.args[0])
+
+        return [found for found in self._each(one, steps) if found is not None]
 
     def set_aside(self, past: Iterable[Past]) -> list[int]:
         """Give these very steps another name so that they count no longer; their images stay where they are."""

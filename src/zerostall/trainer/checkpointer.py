@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerostall.config import Frozen, IfExists, Policy, WhenBusy, runtime_dir, umask
@@ -24,7 +23,7 @@ from zerostall.trainer.ledger import Ledger
 from zerostall.trainer.link import Link
 from zerostall.trainer.mappings import Mappings
 from zerostall.trainer.memory import Shelf
-from zerostall.trainer.options import Options, step_number
+from zerostall.trainer.options import Options, place_of, step_number
 from zerostall.trainer.pace import Pace
 from zerostall.trainer.saving import Saving
 from zerostall.trainer.sealer import TOLD_SECONDS, Sealer
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     import torch
 
     from zerostall.core.matching import Strict
+    from zerostall.core.policy import Remote
     from zerostall.core.retention import Keep
     from zerostall.core.roll import Save
     from zerostall.trainer.captures import Taken
@@ -59,7 +59,8 @@ class Checkpointer:
     and carries it to disk.
 
     Args:
-        where: the run's folder; created when absent.
+        where: the run's folder, created when absent; or a URL (`s3://bucket/run`, or a `Remote`), and then nothing is
+            written to disk: snapshots go from memory there.
         run: a name for the run. A folder that belongs to another name is refused.
         keep: how many steps to keep on disk, or a `Keep`.
         policy: what the guard does with chunks not read yet: "overlap" reads them now, "freeze" moves them aside first.
@@ -77,6 +78,7 @@ class Checkpointer:
             away, and no older one is evicted for it. Looked for in the background.
         guard: "hooks" guards the given optimizers by themselves; "manual" says that *every* change of trainable
             parameters happens inside `with ckpt.guard():`.
+        remote: a URL that the run is carried to beyond its disk, or a `Remote`: how often, how many, how fast.
         **state: what to save, by name: modules, optimizers, anything with `state_dict` and `load_state_dict`, dicts and
             lists of tensors, arrays and plain values.
 
@@ -92,7 +94,7 @@ class Checkpointer:
 
     def __init__(
         self,
-        where: str | os.PathLike[str],
+        where: str | os.PathLike[str] | Remote,
         *,
         run: str | None = None,
         keep: int | Keep = 3,
@@ -108,10 +110,12 @@ class Checkpointer:
         expect_shapes: Mapping[str, Sequence[int]] | None = None,
         require_finite: str | Sequence[str] | None = None,
         process_group: object = None,
+        remote: str | Remote | None = None,
         **state: object,
     ) -> None:
         self._world = World.of(process_group)
-        self._where = Path(where).absolute()
+        place = place_of(where, remote)
+        self._where = place.where
         with self._world.excused("Checkpointer(...)"):
             self._options = Options.checked(
                 keep=keep,
@@ -122,6 +126,7 @@ class Checkpointer:
                 disk_interval=disk_interval,
                 guard=guard,
                 require_finite=require_finite,
+                remote=place.remote,
             )
             self._state = State(
                 state,
@@ -134,7 +139,7 @@ class Checkpointer:
         self.stats = Stats()
         self._condition = threading.Condition()
         self._shelf = Shelf(self._condition)
-        self._ledger = Ledger(self._where, self._condition, self.stats)
+        self._ledger = Ledger(self._where, self._condition, self.stats, place.tiers)
         self._flight: Flight | None = None
         self._closed = False
         self._pid = os.getpid()
@@ -142,12 +147,13 @@ class Checkpointer:
             id=0,
             protocol=m.PROTOCOL,
             pid=os.getpid(),
-            where=os.fsencode(self._where),
+            where=os.fsencode(str(self._where)),
             rank=self._world.rank,
             world=self._world.size,
             rules=self._options.rules(self._world.patience),
             run=run,
             umask=umask(),
+            remote=self._options.remote_rules(),
         )
         with self._world.excused("Checkpointer(...)"):
             self._link = Link(runtime_dir(), hello, _Ear(self))
@@ -219,6 +225,7 @@ class Checkpointer:
             step,
             self._condition,
             created=created,
+            known=self._ledger.tiers,
             urge=self._urge,
             seen=self._look_back,
             reported=self._ledger.reported,
@@ -431,11 +438,11 @@ class Checkpointer:
 
     def _reconnected(self) -> None:
         self.stats.agent_restarts += 1
-        for saving in self._ledger.urged():
-            self._link.tell(m.Promise(step=saving.step, created=saving.created), timeout=1.0)
+        for saving, tier in self._ledger.urged():
+            self._link.tell(m.Promise(step=saving.step, created=saving.created, tier=tier), timeout=1.0)
 
-    def _urge(self, saving: Saving, timeout: float | None) -> None:
-        if not self._ledger.urge(saving):
+    def _urge(self, saving: Saving, tier: str, timeout: float | None) -> None:
+        if not self._ledger.urge(saving, tier):
             return
         patience = TOLD_SECONDS if timeout is None else min(timeout, TOLD_SECONDS)
         try:
@@ -444,7 +451,8 @@ class Checkpointer:
             if timeout is None:
                 raise
         else:
-            self._link.tell(m.Promise(step=saving.step, created=saving.created), timeout=min(patience, 10.0))
+            promise = m.Promise(step=saving.step, created=saving.created, tier=tier)
+            self._link.tell(promise, timeout=min(patience, 10.0))
 
 
 class _Ear:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _TERMS = dict[str, str]
 
 
-def agree_on_terms(world: World, where: Path, options: Options, **more: object) -> None:
+def agree_on_terms(world: World, where: Path | str, options: Options, **more: object) -> None:
     """Make sure that every rank was told the same.
 
     Raises:
@@ -48,7 +48,7 @@ class _Found(msgspec.Struct, frozen=True):
     epoch: int
 
 
-def agree_on_run(world: World, where: Path, welcome: Welcome) -> int:
+def agree_on_run(world: World, where: Path | str, welcome: Welcome) -> int:
     """Make sure that the folder is the same for every rank; the epoch that begins now, newer than all before.
 
     Raises:

@@ -25,7 +25,11 @@ _ALL_WAIT = "with when_busy='wait' no rank skips a save"
 class Ledger:
     """Written on the training thread, the sealer's and the link's, under one condition."""
 
-    def __init__(self, where: Path, condition: threading.Condition, stats: Stats) -> None:
+    def __init__(
+        self, where: Path | str, condition: threading.Condition, stats: Stats, tiers: tuple[str, ...] = ("host", "disk")
+    ) -> None:
+        self.tiers = tiers  # nearest first; in the second a step is durable
+        self._home = tiers[1]
         self._where = where
         self._condition = condition
         self._stats = stats
@@ -33,8 +37,9 @@ class Ledger:
         self._unread: int | None = None
         self._aside: tuple[Past, ...] = ()
         self._savings: dict[int, Saving] = {}
-        self._urged: set[Saving] = set()
+        self._urged: dict[Saving, str] = {}
         self._failure: ZerostallError | None = None
+        self._failure_tier = ""
         self._last_skipped: int | None = None
 
     # ------------------------------------------------------------------------------------------ what is there
@@ -96,7 +101,7 @@ class Ledger:
     def accept(self, saving: Saving) -> None:
         with self._condition:
             if before := self._savings.get(saving.step):
-                self._replaced(before, "disk")
+                self._replaced(before, self._home)
             self._savings[saving.step] = saving
             saving._replaces = self._knows(saving.step)
             if not saving._replaces:
@@ -115,13 +120,14 @@ class Ledger:
             self._last_skipped = step
 
     def await_newest(self, deadline: float) -> Saving | None:
-        """Wait until the newest save is on disk, and return it; says so if the very last one was skipped.
+        """Wait until the newest save is in every tier, and return it; says so if the very last one was skipped.
 
         Raises: what `Saving.wait` raises.
         """
         while (newest := self.newest()) is not None:
             try:
-                newest.wait("disk", timeout=max(0.0, deadline - time.monotonic()))
+                for tier in self.tiers[1:]:
+                    newest.wait(tier, timeout=max(0.0, deadline - time.monotonic()))
                 break
             except ReplacedError:
                 if not newest.skipped:
@@ -137,17 +143,18 @@ class Ledger:
             )
         return newest
 
-    def urge(self, saving: Saving) -> bool:
-        """Somebody waits for it on disk; True when the agent should be told."""
+    def urge(self, saving: Saving, tier: str) -> bool:
+        """Somebody waits for it in `tier`; True when the agent should be told."""
         with self._condition:
-            if self._savings.get(saving.step) is not saving or "disk" in saving._tiers:
+            known = self._savings.get(saving.step) is saving or self._home in saving._tiers
+            if not known or tier in saving._tiers:
                 return False
-            self._urged.add(saving)
+            self._urged[saving] = tier
             return True
 
-    def urged(self) -> list[Saving]:
+    def urged(self) -> list[tuple[Saving, str]]:
         with self._condition:
-            return sorted(self._urged, key=lambda saving: saving.step)
+            return sorted(self._urged.items(), key=lambda item: item[0].step)
 
     def heard(self, event: m.FromAgent) -> None:
         """The agent says how a step fares."""
@@ -175,13 +182,13 @@ class Ledger:
                 self._stats.dirty += 1
             else:
                 self._stats.failed += 1
-            self._failure = error
+            self._failure, self._failure_tier = error, "host"
             self._take_off(saving)
             saving._failed("host", error)
 
     def _take_off(self, saving: Saving) -> None:
         """It counts no longer: its step may be saved again."""
-        self._urged.discard(saving)
+        self._urged.pop(saving, None)
         if self._savings.get(saving.step) is saving:
             del self._savings[saving.step]
             if not saving._replaces:
@@ -189,30 +196,35 @@ class Ledger:
 
     def _saving_of(self, event: m.Reached | m.Failed | m.Replaced | m.Spoiled | m.Awaiting) -> Saving | None:
         """The save that an event is about: None where it is of another of its number."""
-        saving = self._savings.get(event.step)
-        return saving if saving is not None and saving.created == event.created else None
+        candidates = [self._savings.get(event.step), *self._urged]
+        return next(
+            (one for one in candidates if one is not None and (one.step, one.created) == (event.step, event.created)),
+            None,
+        )
 
     def _reached(self, event: m.Reached) -> None:
         saving = self._saving_of(event)
         if saving is None:
             return
         saving._reached(event.tier)
-        if event.tier != "disk":
+        if event.tier in self.tiers[1:] and (self._failure_tier == "remote") == (event.tier == "remote"):
+            self._failure = None  # newer and there: what failed before is made good
+        if self._urged.get(saving) == event.tier:
+            del self._urged[saving]
+        if event.tier != self._home:
             return
-        self._failure = None  # newer and durable: what failed before is made good
         self._aside = ()
-        self._urged.discard(saving)
         newest = max(self._savings, default=-1)
-        for old in [s for s, saving in self._savings.items() if s < newest and "disk" in saving._tiers]:
+        for old in [s for s, saving in self._savings.items() if s < newest and self._home in saving._tiers]:
             del self._savings[old]
 
     def _failed(self, event: m.Failed) -> None:
         error = m.rebuild_error(event.kind, event.message, hint=event.hint, errno=event.errno)
         log.error("step %d did not get to %s: %s", event.step, event.tier, error)
         self._stats.failed += 1
-        self._failure = error
+        self._failure, self._failure_tier = error, event.tier
         if saving := self._saving_of(event):
-            self._urged.discard(saving)
+            self._urged.pop(saving, None)
             saving._failed(event.tier, error)
 
     def _spoiled(self, event: m.Spoiled) -> None:
@@ -229,12 +241,13 @@ class Ledger:
             return
         error = RankError(f"step {event.step} is not clean: rank {event.rank}: {event.reason}")
         log.error("%s", error)
-        self._failure = error
+        self._failure, self._failure_tier = error, "host"
         saving._failed("host", error)
 
     def _replaced(self, saving: Saving, tier: str) -> None:
-        self._urged.discard(saving)
-        del self._savings[saving.step]
+        self._urged.pop(saving, None)
+        if self._savings.get(saving.step) is saving and tier == self._home:
+            del self._savings[saving.step]
         if tier not in saving._tiers:
             why = f"step {saving.step} was replaced by a newer one before it got to {tier}"
             saving._failed(tier, ReplacedError(why, hint="when_busy='wait' replaces nothing"))

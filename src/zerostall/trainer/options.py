@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import operator
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from zerostall import config
 from zerostall.config import Policy, WhenBusy
 from zerostall.core import matching
+from zerostall.core.policy import Remote
 from zerostall.core.retention import Keep
 from zerostall.errors import CapabilityError
+from zerostall.tiers.store import is_url
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
@@ -29,6 +33,7 @@ class Options:
     disk_interval: float
     copy_threads: int
     require_finite: str | Sequence[str] | None
+    remote: Remote | None
 
     @classmethod
     def checked(
@@ -42,6 +47,7 @@ class Options:
         disk_interval: float,
         guard: str,
         require_finite: str | Sequence[str] | None,
+        remote: str | Remote | None,
     ) -> Options:
         """Check every choice; ValueError names the one that is wrong and what it may be."""
         if policy in ("flip", "auto"):
@@ -68,6 +74,7 @@ class Options:
             disk_interval=float(disk_interval),
             copy_threads=config.copy_threads(),
             require_finite=require_finite,
+            remote=Remote(remote) if isinstance(remote, str) else remote,
         )
 
     def guard_bytes(self) -> int:
@@ -85,6 +92,61 @@ class Options:
             disk_interval=self.disk_interval,
             patience=patience,
         )
+
+    def remote_rules(self) -> m.RemoteRules | None:
+        """The part that concerns the agent's remote tier, with this process's credentials."""
+        if self.remote is None:
+            return None
+        keep = self.remote.retention
+        return m.RemoteRules(
+            url=self.remote.url,
+            every=self.remote.seconds,
+            keep_last=keep.last,
+            keep_every=keep.every,
+            keep_best=keep.best,
+            best_mode=keep.mode,
+            rate=self.remote.bytes_per_second,
+            environment=config.store_environment(),
+        )
+
+
+def place_of(where: str | os.PathLike[str] | Remote, remote: str | Remote | None) -> Place:
+    """Where a run is: a folder, and beside it a URL; or a URL alone.
+
+    Raises:
+        ValueError: two URLs were given.
+    """
+    text = where.url if isinstance(where, Remote) else os.fspath(where)
+    if not is_url(text):
+        return Place(Path(text).absolute(), remote)
+    if remote is not None:
+        raise ValueError(f"where={text!r} is the remote tier itself: leave out remote, or name a folder")
+    return Place(text, where if isinstance(where, Remote) else Remote(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a run is.
+
+    Attributes:
+        where: its folder, or its URL where it has no disk.
+        remote: its remote tier.
+    """
+
+    where: Path | str
+    remote: str | Remote | None
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """Those that a step may be waited for in, nearest first."""
+        if isinstance(self.where, str):
+            return ("host", "remote")
+        return ("host", "disk") if self.remote is None else ("host", "disk", "remote")
+
+    @property
+    def home(self) -> str:
+        """The tier that makes a step durable."""
+        return self.tiers[1]
 
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:

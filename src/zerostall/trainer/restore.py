@@ -90,7 +90,7 @@ class Source:
     link: Link
     mappings: Mappings
     devices: Devices
-    where: Path
+    where: Path | str
 
 
 def restore(source: Source, state: State, request: Request) -> Outcome:
@@ -140,7 +140,7 @@ def _damage(everything: Sequence[bytes]) -> bytes:
     return msgspec.json.encode(named)
 
 
-def _find(link: Link, where: Path) -> list[Copy]:
+def _find(link: Link, where: Path | str) -> list[Copy]:
     """The copies that this rank can get."""
     found, _ = _again(lambda: link.ask(m.Find), where)
     assert isinstance(found, m.Found)
@@ -150,7 +150,7 @@ def _find(link: Link, where: Path) -> list[Copy]:
     ]
 
 
-def _again(ask: Callable[[], T], where: Path) -> T:
+def _again(ask: Callable[[], T], where: Path | str) -> T:
     """Ask until an agent lives long enough to answer."""
     for attempt in range(1, _ATTEMPTS + 1):
         try:
@@ -204,12 +204,12 @@ def _refuse_other_world(world: World, copy: Copy) -> None:
         )
 
 
-def _say(where: Path, damaged: Mapping[str, str]) -> None:
+def _say(where: Path | str, damaged: Mapping[str, str]) -> None:
     for what, why in damaged.items():
         log.warning("%s: %s is skipped: %s", where, what, why)
 
 
-def _nothing(request: Request, where: Path, damaged: Mapping[str, str], seen: frozenset[Past]) -> Outcome:
+def _nothing(request: Request, where: Path | str, damaged: Mapping[str, str], seen: frozenset[Past]) -> Outcome:
     reasons = "; ".join(f"{what}: {why}" for what, why in damaged.items())
     if damaged:
         raise CorruptError(

@@ -29,7 +29,8 @@ class Saving:
         *,
         created: float = 0.0,
         skipped: str = "",
-        urge: Callable[[Saving, float | None], None] = lambda saving, timeout: None,
+        known: tuple[str, ...] = ("host", "disk"),
+        urge: Callable[[Saving, str, float | None], None] = lambda saving, tier, timeout: None,
         seen: Callable[[], None] = lambda: None,
         reported: Callable[[ZerostallError], None] = lambda error: None,
     ) -> None:
@@ -37,6 +38,7 @@ class Saving:
         self.created = created
         self.skipped = skipped
         self._condition = condition
+        self._known = known
         self._urge = urge
         self._seen = seen
         self._reported = reported
@@ -46,7 +48,7 @@ class Saving:
 
     @property
     def tiers(self) -> frozenset[str]:
-        """Tiers in which this step is clean by now: "host", "disk"."""
+        """Tiers in which this step is clean by now: "host", "disk", "remote"."""
         with self._condition:
             return frozenset(self._tiers)
 
@@ -54,22 +56,23 @@ class Saving:
         """Wait until this step is clean in `tier`, and ask for it to be carried there before anything newer.
 
         Args:
-            tier: "host" (outlives the trainer) or "disk" (outlives the machine's power).
+            tier: "host" (outlives the trainer), "disk" (outlives the machine's power) or "remote" (outlives the
+                machine, where the run has a remote tier).
             timeout: seconds; None waits for as long as it takes.
 
         Raises:
             WaitTimeoutError: not there in time; it may still get there.
             ReplacedError: a newer snapshot took its place first, or the save was skipped.
             TornError: a tensor changed while it was captured.
-            StorageError: the disk refused; the agent goes on trying with the newest snapshot.
+            StorageError: the disk or the store refused; the agent goes on trying with the newest snapshot.
         """
-        if tier not in ("host", "disk"):
-            raise ValueError(f"no tier {tier!r}: there are 'host' and 'disk'")
+        if tier not in self._known:
+            raise ValueError(f"no tier {tier!r}: this run has {', '.join(map(repr, self._known))}")
         if self.skipped:
             raise ReplacedError(f"step {self.step} was skipped: {self.skipped}", hint="look at Saving.skipped")
         start = time.monotonic()
-        if tier == "disk":
-            self._urge(self, timeout)
+        if tier != "host":
+            self._urge(self, tier, timeout)
         self._await(tier, None if timeout is None else timeout - (time.monotonic() - start))
         self._seen()
         self._await(tier, 0.0)  # what was only seen now is raised now
@@ -95,14 +98,14 @@ class Saving:
 
     def _reached(self, tier: str) -> None:
         self._tiers.add(tier)
-        self._errors.pop(tier, None)
+        error = self._errors.pop(tier, None)
+        for further in [name for name, other in self._errors.items() if other is error]:
+            del self._errors[further]  # it failed there only because it had not got here
         self._condition.notify_all()
 
     def _failed(self, tier: str, error: ZerostallError) -> None:
         """The step will not reach `tier` (unless the agent, which goes on trying, says later that it has)."""
-        self._errors[tier] = error
-        self._tiers.discard(tier)
-        if tier == "host":
-            self._errors["disk"] = error
-            self._tiers.clear()
+        for further in self._known[self._known.index(tier) :]:
+            self._errors[further] = error
+            self._tiers.discard(further)
         self._condition.notify_all()

@@ -50,8 +50,32 @@ class Rules(msgspec.Struct, frozen=True):
     patience: float = 600.0
 
 
+class RemoteRules(msgspec.Struct, frozen=True):
+    """What the trainer wants of its run's remote tier; see `core.policy.Remote`.
+
+    Attributes:
+        environment: where credentials, region and endpoint are found. Not for logs: `repr` leaves it out.
+    """
+
+    url: str
+    every: float
+    keep_last: int
+    keep_every: int | None
+    keep_best: int | None
+    best_mode: str
+    rate: float | None
+    environment: dict[str, str]
+
+    def __repr__(self) -> str:
+        return f"<RemoteRules {self.url}>"
+
+
 class Hello(Message, frozen=True):
-    """The first message of a trainer: which rank of which run it is, and its umask, for what is written for it."""
+    """The first message of a trainer: which rank of which run it is, and its umask, for what is written for it.
+
+    Attributes:
+        where: a folder's path; or a URL, where the run has no disk: that is `remote`'s, too.
+    """
 
     id: int
     protocol: int
@@ -62,6 +86,7 @@ class Hello(Message, frozen=True):
     rules: Rules
     run: str | None = None
     umask: int | None = None
+    remote: RemoteRules | None = None
 
 
 class Lease(Message, frozen=True):
@@ -162,10 +187,14 @@ class Revoked(Message, frozen=True):
 
 
 class Promise(Message, frozen=True):
-    """Somebody waits for `step` on disk: do not replace it before. Answered by `Reached`, `Failed` or `Replaced`."""
+    """Somebody waits for `step` in `tier` ("disk" or "remote"): do not replace it before.
+
+    Answered by `Reached`, `Failed` or `Replaced`.
+    """
 
     step: int
     created: float
+    tier: str = "disk"
 
 
 class Find(Message, frozen=True):
@@ -283,6 +312,30 @@ class Done(Message, frozen=True):
     id: int
 
 
+class TierReport(msgspec.Struct, frozen=True):
+    """What a run has in one tier.
+
+    Attributes:
+        newest, created: the newest step there and when it was saved; None and 0.0 for none.
+        steps: how many there are.
+        every: seconds from one step that goes there to the next.
+        keep: what retention keeps there, in words.
+        moving: the step that is on its way.
+        waits: why it waits just now.
+    """
+
+    tier: str
+    where: str
+    newest: int | None
+    created: float
+    steps: int
+    every: float
+    keep: str
+    moving: int | None = None
+    waits: str = ""
+    last_error: str = ""
+
+
 class RankReport(msgspec.Struct, frozen=True):
     """One rank's memory on this node."""
 
@@ -296,6 +349,7 @@ class RankReport(msgspec.Struct, frozen=True):
     trickling: int | None
     last_error: str = ""
     fallbacks: tuple[Fallback, ...] = ()
+    tiers: tuple[TierReport, ...] = ()
 
 
 class Report(Message, frozen=True):

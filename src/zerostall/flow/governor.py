@@ -1,0 +1,103 @@
+"""The one place that shares a node's disk and network: see `core.bandwidth` for who comes first."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from zerostall.core import bandwidth
+from zerostall.core.bandwidth import Bucket, Traffic
+from zerostall.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LOOK_SECONDS = 0.5
+
+
+class Governor:
+    """One an agent. Any thread."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._restores = 0
+        self._promised = 0
+
+    @contextlib.contextmanager
+    def restoring(self) -> Iterator[None]:
+        """As long as this lasts, a trainer waits for bytes to come back."""
+        with self._condition:
+            self._restores += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._restores -= 1
+                self._condition.notify_all()
+
+    @contextlib.contextmanager
+    def writing(self, *, promised: bool) -> Iterator[None]:
+        """As long as this lasts, a step is written to disk; `promised` if somebody waits for it."""
+        with self._condition:
+            self._promised += promised
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._promised -= promised
+                self._condition.notify_all()
+
+    def traffic(self) -> Traffic:
+        with self._condition:
+            return Traffic(self._restores, self._promised)
+
+
+class Gate:
+    """What one run's uploads pass, part by part: at most so many bytes a second, and after what comes first.
+
+    Attributes:
+        rate: bytes a second; None for any.
+        reason: why a part waits just now; empty when none does.
+    """
+
+    def __init__(self, governor: Governor, rate: float | None = None) -> None:
+        self.reason = ""
+        self._governor = governor
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._bucket: Bucket | None = None
+        self.use(rate)
+
+    def use(self, rate: float | None) -> None:
+        """From now on, so many bytes a second."""
+        with self._lock:
+            if self._bucket is None or self._bucket.rate != rate:
+                self._bucket = None if rate is None else Bucket.full(rate, time.monotonic())
+
+    def __call__(self, nbytes: int) -> None:
+        """Return when that many bytes may go.
+
+        Raises:
+            StorageError: the gate was closed.
+        """
+        start = time.monotonic()
+        while not (turn := bandwidth.turn(self._governor.traffic(), time.monotonic() - start)).go:
+            self._wait(_LOOK_SECONDS, turn.reason)
+        with self._lock:
+            wait = 0.0
+            if self._bucket is not None:
+                self._bucket, wait = bandwidth.take(self._bucket, nbytes, time.monotonic())
+        self._wait(wait, "the rate is bounded")
+        self.reason = ""
+
+    def close(self) -> None:
+        """Nothing passes any more."""
+        self._closed.set()
+
+    def _wait(self, seconds: float, reason: str) -> None:
+        if seconds > 0:
+            self.reason = reason
+        if self._closed.wait(seconds) if seconds > 0 else self._closed.is_set():
+            raise StorageError("the upload was broken off: the agent leaves")
