@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -214,6 +217,40 @@ def test_a_past_that_was_left_does_not_come_back_from_the_store(trainer, afar: R
     one.channel.send(m.Promise(step=6, created=again.created, tier="remote"))
     one.hear(m.Reached, step=6, tier="remote")
     assert (afar.steps(), afar.rewound()) == ([5, 6], [9])
+
+
+def test_the_status_says_what_would_be_lost(
+    folder: Path, tmp_path: Path, s3_server: Server, bucket: str, agent_environment: dict[str, str]
+) -> None:
+    one = HandTrainer(folder, tmp_path / "run", remote=rules(s3_server, bucket))
+    one.lease()
+    one.seal(5)
+    one.hear(m.Reached, step=5, tier="remote")
+    for words in (("status",), ("agent", "status")):
+        command = [sys.executable, "-m", "zerostall.cli", *words]
+        done = subprocess.run([*command, "--json"], env=agent_environment, capture_output=True, text=True, timeout=60)
+        found = json.loads(done.stdout)
+        assert [(loss["tier"], loss["step"]) for loss in found["losses"][str(tmp_path / "run")]] == [
+            ("host", 5),
+            ("disk", 5),
+            ("remote", 5),
+            ("remote", 5),
+        ]
+        assert {tier["tier"]: tier["newest"] for tier in found["ranks"][0]["tiers"]} == dict.fromkeys(
+            ("host", "disk", "remote"), 5
+        )
+    text = subprocess.run(command, env=agent_environment, capture_output=True, text=True, timeout=60).stdout
+    assert "the whole cluster: the last" in text and "secret-of-a-test" not in text
+
+
+def test_no_credentials_in_the_agents_log(trainer, folder: Path, s3_server: Server, proxy: Proxy) -> None:
+    proxy.rule("403 AccessDenied", lambda r: r.method == "PUT", times=2)
+    one = trainer(url=proxy.url)
+    one.seal(5)
+    one.hear(m.Reached, step=5, tier="remote")
+    written = "".join(path.read_text() for path in folder.rglob("*.log"))
+    assert "AccessDenied" in written
+    assert "secret-of-a-test" not in written and "key-of-a-test" not in written
 
 
 # --------------------------------------------------------------------------------------------------- with torch

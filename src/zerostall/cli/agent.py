@@ -13,6 +13,7 @@ import typer
 from zerostall.cli.arguments import Json
 from zerostall.cli.output import emit_json, emit_table, say, size, steps
 from zerostall.config import runtime_dir
+from zerostall.core import policy
 from zerostall.errors import AgentError
 from zerostall.wire import messages as m
 from zerostall.wire import rendezvous
@@ -70,6 +71,44 @@ def status(json: Json = False) -> None:
     if rows:
         columns = ("run", ">rank", ">trainer", ">memory", "in memory", "on disk", ">writing", "last error")
         emit_table(columns, rows)
+    for rank in report.ranks:
+        if rank.rank == 0:
+            _emit_tiers(rank)
+
+
+def _emit_tiers(rank: m.RankReport) -> None:
+    """A run's tiers, and what would be lost if something died now."""
+    now = time.time()
+    columns = ("tier", "where", ">newest", ">saved", ">steps", ">every", "keeps", ">going there", "trouble")
+    rows = [
+        (
+            tier.tier,
+            tier.where,
+            "–" if tier.newest is None else str(tier.newest),
+            f"{max(0.0, now - tier.created):.0f} s ago" if tier.created else "–",
+            str(tier.steps),
+            f"{tier.every:.0f} s" if tier.every else "each",
+            tier.keep,
+            "–" if tier.moving is None else f"{tier.moving}, {tier.waits}" if tier.waits else str(tier.moving),
+            tier.last_error or "–",
+        )
+        for tier in rank.tiers
+    ]
+    emit_table(columns, rows, title=f"the tiers of {rank.where}")
+    say("what would be lost if it died now:")
+    for loss in losses_of(rank, now):
+        say(f"  {loss.what}: {_words(loss)}")
+
+
+def losses_of(rank: m.RankReport, now: float) -> tuple[policy.Loss, ...]:
+    """What would be lost of a run if something died at `now`."""
+    return policy.losses([policy.Newest(tier.tier, tier.newest, tier.created) for tier in rank.tiers], now)
+
+
+def _words(loss: policy.Loss) -> str:
+    if loss.seconds is None:
+        return "everything: no tier would be left that holds a step"
+    return f"the last {loss.seconds:.0f} s; training goes on from step {loss.step} in the tier {loss.tier}"
 
 
 @app.command()
@@ -90,8 +129,10 @@ def stop(
 
 def _facts(report: m.Report) -> dict[str, object]:
     """A report as a JSON document; what only the connection needs is left out."""
+    now = time.time()
     facts = {name: value for name, value in msgspec.to_builtins(report).items() if name not in ("id", "type")}
-    return {"running": True, "runtime_dir": str(runtime_dir()), **facts}
+    losses = {rank.where: msgspec.to_builtins(losses_of(rank, now)) for rank in report.ranks if rank.rank == 0}
+    return {"running": True, "runtime_dir": str(runtime_dir()), **facts, "losses": losses}
 
 
 def report_of_node() -> m.Report | None:

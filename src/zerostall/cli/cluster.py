@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from zerostall import config
+from zerostall.cli import agent
 from zerostall.cli.arguments import Json
 from zerostall.cli.output import clean, console, emit_json, emit_table, moment, say, size
 from zerostall.wire import token
@@ -30,8 +31,12 @@ TokenFile = Annotated[Path | None, typer.Option(help="the cluster's secret", sho
 def status(manager: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
     """Who is there, what is clean, where training would go back to.
 
-    Exit status 1 when a node is lost or a run has nothing clean.
+    Without a manager: what this machine's agent holds, and what would be lost if something died now. Exit status 1 when
+    a node is lost, a run has nothing clean, or no agent runs.
     """
+    if not (manager or token_file or os.environ.get("ZEROSTALL_MANAGER") or config.token_file().exists()):
+        agent.status(json=json)
+        return
     link = _link(manager, token_file)
     try:
         state = link.get("state", State)
