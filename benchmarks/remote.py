@@ -1,0 +1,143 @@
+"""Speed of persisting to an object store and of loading from it against the bare client, same server, same bytes."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from benchmarks.machine import ROOT
+from benchmarks.report import Report, median, seconds
+from benchmarks.workload import scratch
+from zerostall import config, native
+from zerostall.core import checksum, values
+from zerostall.core import layout as layouts
+from zerostall.core import manifest as manifests
+from zerostall.core.layout import CHUNK, Shard
+from zerostall.core.manifest import Manifest, Record
+from zerostall.tiers.contract import Image
+from zerostall.tiers.host import stride_of
+from zerostall.tiers.remote import RemoteTier
+from zerostall.tiers.store import Store
+from zerostall.tiers.uploads import AT_ONCE
+
+
+def image_of(step: int, segment: native.Segment, layout: layouts.Layout) -> Image:
+    """The segment's bytes as the image of a step, each with another first tensor byte, so that nothing is there yet."""
+    segment.view(len(layout.header), 8)[:] = step.to_bytes(8, "little")
+    starts = range(0, layout.nbytes, CHUNK)
+    sums = [native.crc32c_memory(segment.address + at, min(CHUNK, layout.nbytes - at)) for at in starts]
+    record = Record(
+        run="bench",
+        step=step,
+        rank=0,
+        world=1,
+        layout=layout.digest,
+        nbytes=layout.nbytes,
+        chunk_bytes=CHUNK,
+        checksums=sums,
+        checksum=checksum.whole(sums, layout.nbytes, CHUNK),
+        values=values.encode({"step": step}),
+        created=float(step),
+    )
+    return Image(layout, record, segment.address)
+
+
+def persist(remote: RemoteTier, image: Image) -> None:
+    record = image.record
+    facts = manifests.facts(record, manifests.encode_record(record))
+    remote.put(image)
+    remote.commit(Manifest(run="bench", step=record.step, world=1, ranks=(facts,), created=record.created))
+
+
+def measure(store: Store, nbytes: int, rounds: int) -> dict[str, list[float]]:
+    """Bare client and tier take turns."""
+    layout = layouts.build([Shard.whole("state.noise", "uint8", (nbytes,))])
+    segment, target = (native.Segment("bench", stride_of(layout)) for _ in range(2))
+    segment.touch(2)
+    data = segment.view(0, layout.nbytes)
+    data[: len(layout.header)] = layout.header
+    data[len(layout.header) :] = (b"zerostall" * (nbytes // 9 + 1))[:nbytes]
+    found: dict[str, list[float]] = {"bare put": [], "persist": [], "bare get": [], "load": []}
+
+    def timed(name: str, call: Callable[[], object]) -> None:
+        start = time.perf_counter()
+        call()
+        found[name].append(time.perf_counter() - start)
+
+    bare = store._objects
+    starts = list(range(0, layout.nbytes, CHUNK))
+    sizes = [min(CHUNK, layout.nbytes - at) for at in starts]
+
+    def pieces():
+        for at, size in zip(starts, sizes, strict=True):
+            yield bytes(data[at : at + size])
+
+    def bare_get() -> None:
+        def one(at: int, size: int) -> None:
+            memoryview(target.view(at, size))[:] = memoryview(bare.get_range("bare", start=at, length=size))
+
+        list(hands.map(one, starts, sizes))
+
+    with ThreadPoolExecutor(AT_ONCE) as hands:
+        remote = RemoteTier(store, hands)
+        for step in range(rounds):
+            image = image_of(step, segment, layout)
+            timed("bare put", lambda: bare.put("bare", pieces(), chunk_size=CHUNK, max_concurrency=AT_ONCE))
+            timed("persist", lambda image=image: persist(remote, image))
+            timed("bare get", bare_get)
+            timed("load", lambda step=step: remote.get(step, 0, target.address))
+            remote.evict(step)
+        remote.close()
+    return found
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--megabytes", type=int, default=256, help="size of the state in MiB")
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--url", help="a real store, with its credentials in the environment (default: moto's server)")
+    arguments = options.parse_args()
+    server: subprocess.Popen[str] | None = None
+    url, environment = arguments.url, config.store_environment()
+    if url is None:
+        command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "stores" / "serve.py")]
+        server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert server.stdout is not None
+        endpoint = f"http://127.0.0.1:{int(server.stdout.readline())}"
+        urllib.request.urlopen(urllib.request.Request(f"{endpoint}/bench", method="PUT")).close()
+        url, environment = "s3://bench/run", {"AWS_ENDPOINT_URL": endpoint, "HOME": "/nonexistent"}
+        environment |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    try:
+        found = measure(Store(url, environment), arguments.megabytes << 20, arguments.rounds)
+    finally:
+        if server is not None:
+            server.communicate(timeout=30)
+    with scratch(None) as folder:
+        write(found, folder, arguments.megabytes, "moto's S3 server on the loopback interface" if server else url)
+
+
+def write(found: dict[str, list[float]], folder, megabytes: int, where: str) -> None:
+    report = Report("remote", f"{megabytes} MiB to and from {where}", folder)
+    report.columns = ("", "time", "MB/s", "of the bare client's speed")
+    for name, bare in (("bare put", "bare put"), ("persist", "bare put"), ("bare get", "bare get"), ("load", "bare get")):
+        middle = median(found[name])
+        ratio = median([b / own for b, own in zip(found[bare], found[name], strict=True)])
+        speed = (megabytes << 20) / middle / 1e6
+        report.rows.append((name, seconds(middle), f"{speed:.0f}", f"{100 * ratio:.0f} %"))
+    report.samples = {f"{name} s": samples for name, samples in found.items()}
+    report.goals = {"persist and load, each ≥ 90 % of the bare client": ", ".join(row[3] for row in report.rows[1::2])}
+    report.notes = [
+        "Rounds take turns; ratios are of the same round. `persist` checks every chunk before it is sent, sends its "
+        "CRC-32C along, writes layout, record and manifest; `load` checks every chunk.",
+        "The bare client is obstore: a multipart put, and ranges of 16 MiB, four at once as ours.",
+    ]
+    report.write()
+
+
+if __name__ == "__main__":
+    main()
