@@ -124,7 +124,12 @@ def main() -> None:
 def write(found: dict[str, list[float]], folder, megabytes: int, where: str) -> None:
     report = Report("remote", f"{megabytes} MiB to and from {where}", folder)
     report.columns = ("", "time", "MB/s", "of the bare client's speed")
-    for name, bare in (("bare put", "bare put"), ("persist", "bare put"), ("bare get", "bare get"), ("load", "bare get")):
+    for name, bare in (
+        ("bare put", "bare put"),
+        ("persist", "bare put"),
+        ("bare get", "bare get"),
+        ("load", "bare get"),
+    ):
         middle = median(found[name])
         ratio = median([b / own for b, own in zip(found[bare], found[name], strict=True)])
         speed = (megabytes << 20) / middle / 1e6
