@@ -33,7 +33,7 @@ from zerostall.errors import (
 from zerostall.flow.budget import Budget
 from zerostall.flow.governor import Governor
 from zerostall.telemetry import log
-from zerostall.tiers.store import is_url
+from zerostall.tiers.urls import is_url
 from zerostall.wire import messages as m
 from zerostall.wire.channel import Channel, ClosedError, drop, peer
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from zerostall.tiers.store import is_url
+from zerostall.tiers.urls import is_url
 
 Where = Annotated[str, typer.Argument(help="the run's folder, or a URL such as s3://bucket/run", show_default=False)]
 Step = Annotated[int, typer.Argument(help="number of finished training steps", min=0, show_default=False)]

@@ -17,7 +17,7 @@ from zerostall.core.manifest import RunFacts
 from zerostall.errors import SnapshotNotFoundError, ZerostallError
 from zerostall.flow import catalog, inspection
 from zerostall.flow.inspection import RankContents, StepContents
-from zerostall.tiers.store import is_url
+from zerostall.tiers.urls import is_url
 
 
 class Listed(msgspec.Struct, frozen=True):

@@ -19,7 +19,8 @@ from zerostall.flow.difference import Difference, Side, compare
 from zerostall.flow.image_reader import ImageReader
 from zerostall.tiers.disk import DiskTier
 from zerostall.tiers.remote import RemoteTier
-from zerostall.tiers.store import Store, is_url
+from zerostall.tiers.store import Store
+from zerostall.tiers.urls import is_url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

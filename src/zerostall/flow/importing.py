@@ -35,7 +35,7 @@ from zerostall.tiers.contract import Image
 from zerostall.tiers.disk import DiskTier
 from zerostall.tiers.files import storage_errors
 from zerostall.tiers.host import stride_of
-from zerostall.tiers.store import is_url
+from zerostall.tiers.urls import is_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -20,6 +20,7 @@ from zerostall.core import steps as names
 from zerostall.core.candidates import Past
 from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, StepExistsError, StorageError
 from zerostall.telemetry import log, say_once
+from zerostall.tiers import kept
 from zerostall.tiers.contract import Image, ImageBytes, Stored
 from zerostall.tiers.image_bytes import MemoryBytes, ObjectBytes
 from zerostall.tiers.s3 import S3, why_not
@@ -87,7 +88,7 @@ class RemoteTier:
 
         A step that is there with the same bytes and was saved at the same time is this very one.
         """
-        problem = self._missing(manifest)
+        problem = kept.missing(manifest, self.store.objects(kept.folder(manifest.step)))
         if problem:
             raise FormatError(f"step {manifest.step} cannot be committed in {self.where}: {problem}")
         data = manifests.encode_manifest(manifest)
@@ -111,7 +112,7 @@ class RemoteTier:
         if pin:
             self.store.put(self._name(manifest.step, names.PINNED), b"")
         if there is not None and there.manifest is not None:
-            self._discard(there.manifest, keep=_objects_of(manifest))
+            self._discard(there.manifest, keep=kept.objects_of(manifest))
 
     def steps(self) -> list[int]:
         found = (names.parse_step(folder) for folder in self.store.folders())
@@ -188,7 +189,8 @@ class RemoteTier:
         return ObjectBytes(self.store, self.image_name(step, rank), stored.record.nbytes, self._hands)
 
     def missing(self, manifest: Manifest) -> str:
-        return self._missing(manifest) and self._missing_beside(manifest)
+        problem = kept.missing(manifest, self.store.objects(kept.folder(manifest.step)))
+        return problem and kept.missing_beside(manifest, self.store.objects(names.step_folder(manifest.step)))
 
     def run_facts(self) -> RunFacts | None:
         try:
@@ -207,7 +209,7 @@ class RemoteTier:
         self._write_layout(stored.layout)
         data = manifests.encode_record(record)
         digest = manifests.facts(record, data).record
-        folder = _images(record.step)
+        folder = kept.folder(record.step)
         image = f"{folder}/{names.kept_image(record.rank, digest)}"
         sent = 0
         if self.store.size(image) != record.nbytes:
@@ -218,10 +220,10 @@ class RemoteTier:
     def abandon(self, step: int) -> None:
         """Forget what was `put` of a step that is not to be committed any more. Never raises."""
         try:
-            self._uploads.forget(f"{_images(step)}/", older=0.0)
+            self._uploads.forget(f"{kept.folder(step)}/", older=0.0)
             keep = self._named_by(names.step_folder(step)) | self._named_by(names.rewound_folder(step))
-            there = self.store.objects(_images(step))
-            self.store.delete(f"{_images(step)}/{name}" for name in there if name not in keep)
+            there = self.store.objects(kept.folder(step))
+            self.store.delete(f"{kept.folder(step)}/{name}" for name in there if name not in keep)
         except (StorageError, FormatError) as error:
             log.warning("%s: what was sent of step %d is left for now: %s", self.where, step, error)
 
@@ -241,7 +243,7 @@ class RemoteTier:
 
     def image_name(self, step: int, rank: int) -> str:
         """The object that holds a rank's image of a committed step."""
-        name = _images(step) + "/" + names.kept_image(rank, self.manifest(step).ranks[rank].record)
+        name = kept.folder(step) + "/" + names.kept_image(rank, self.manifest(step).ranks[rank].record)
         beside = self._name(step, names.image_file(rank))  # where a folder that was copied here has it
         return beside if self.store.size(name) is None and self.store.size(beside) is not None else name
 
@@ -321,7 +323,7 @@ class RemoteTier:
         folder = names.rewound_folder(step)
         gone = self._named_by(folder) - self._named_by(names.step_folder(step))
         self.store.delete([f"{folder}/{names.PINNED}", f"{folder}/{names.MANIFEST}"])
-        self.store.delete(f"{_images(step)}/{name}" for name in gone)
+        self.store.delete(f"{kept.folder(step)}/{name}" for name in gone)
 
     def clear_leftovers(self, *, older: float = STALE_SECONDS) -> list[str]:
         """Remove what dead writers left more than `older` seconds ago: images that no manifest names, and uploads.
@@ -362,28 +364,6 @@ class RemoteTier:
             self._written.add(layout.digest)
         self._layouts[layout.digest] = layout
 
-    def _missing(self, manifest: Manifest) -> str:
-        """In words, what is not there in full of a step to be committed; empty where all is."""
-        there = self.store.objects(_images(manifest.step))
-        for rank in manifest.ranks:
-            image, record = names.kept_image(rank.rank, rank.record), names.kept_record(rank.rank, rank.record)
-            if image not in there or record not in there:
-                return f"the image of rank {rank.rank} is not there"
-            if there[image].nbytes != rank.nbytes:
-                return f"{image} has {there[image].nbytes} bytes, not {rank.nbytes}"
-        return ""
-
-    def _missing_beside(self, manifest: Manifest) -> str:
-        """As `_missing`, of a folder that was copied here."""
-        there = self.store.objects(names.step_folder(manifest.step))
-        for rank in manifest.ranks:
-            image, record = names.image_file(rank.rank), names.record_file(rank.rank)
-            if image not in there or record not in there:
-                return f"the image of rank {rank.rank} is not there"
-            if there[image].nbytes != rank.nbytes:
-                return f"{image} has {there[image].nbytes} bytes, the manifest says {rank.nbytes}"
-        return ""
-
     def _there(self, folder: str) -> _There | None:
         """What is committed in a step's folder."""
         name = f"{folder}/{names.MANIFEST}"
@@ -397,13 +377,13 @@ class RemoteTier:
             return _There(None, found)
 
     def _read_record(self, manifest: Manifest, rank: int) -> tuple[str, Found]:
-        kept = _images(manifest.step) + "/" + names.kept_record(rank, manifest.ranks[rank].record)
-        for name in (kept, self._name(manifest.step, names.record_file(rank))):
+        usual = kept.folder(manifest.step) + "/" + names.kept_record(rank, manifest.ranks[rank].record)
+        for name in (usual, self._name(manifest.step, names.record_file(rank))):
             try:
                 return name, self.store.read(name)
             except FileNotFoundError:
                 continue
-        raise CorruptError(f"{self.store.address(kept)} is missing")
+        raise CorruptError(f"{self.store.address(usual)} is missing")
 
     def _is_ours(self, name: str, data: bytes) -> bool:
         """Did a write that was refused as second get there the first time, when its answer was lost?"""
@@ -414,11 +394,11 @@ class RemoteTier:
 
     def _named_by(self, folder: str) -> set[str]:
         there = self._there(folder)
-        return _objects_of(there.manifest) if there is not None and there.manifest is not None else set()
+        return kept.objects_of(there.manifest) if there is not None and there.manifest is not None else set()
 
     def _discard(self, manifest: Manifest, keep: set[str]) -> None:
-        below = _images(manifest.step)
-        self.store.delete(f"{below}/{name}" for name in sorted(_objects_of(manifest) - keep))
+        below = kept.folder(manifest.step)
+        self.store.delete(f"{below}/{name}" for name in sorted(kept.objects_of(manifest) - keep))
         if not keep:  # where a folder that was copied here has them
             for file in (names.image_file, names.record_file):
                 self.store.delete(self._name(manifest.step, file(rank.rank)) for rank in manifest.ranks)
@@ -432,16 +412,3 @@ class RemoteTier:
             for future in futures:
                 future.cancel()
             wait(futures)
-
-
-def _images(step: int) -> str:
-    return f"{names.IMAGES}/{names.step_folder(step)}"
-
-
-def _objects_of(manifest: Manifest) -> set[str]:
-    """The names of the objects that a manifest speaks of, below its step's images."""
-    return {
-        name
-        for rank in manifest.ranks
-        for name in (names.kept_image(rank.rank, rank.record), names.kept_record(rank.rank, rank.record))
-    }

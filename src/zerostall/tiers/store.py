@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerostall.errors import CapabilityError, StorageError
-from zerostall.tiers.credentials import keys_of, profile_region
+from zerostall.tiers import urls
+from zerostall.tiers.credentials import keys_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
     from zerostall.core.signing import Keys
 
-S3_SCHEMES = ("s3", "s3a")
-SCHEMES = (*S3_SCHEMES, "gs", "az", "azure", "abfs", "abfss")
 _MOST_SMALL = 1 << 30
 _MOST_RETRIES = 4
 
@@ -80,17 +79,17 @@ class Store:
     """
 
     def __init__(self, url: str, environment: Mapping[str, str], *, timeout: float = 30.0) -> None:
-        self.scheme, self.bucket, self.prefix = split_url(url)
+        self.scheme, self.bucket, self.prefix = urls.split(url)
         self.url = f"{self.scheme}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
         self.environment = dict(environment)
         self.timeout = timeout
-        self.endpoint = _endpoint(self.environment) if self.scheme in S3_SCHEMES else None
-        self.region = _region(self.environment) if self.scheme in S3_SCHEMES else ""
+        self.endpoint = urls.endpoint(self.environment) if self.scheme in urls.S3_SCHEMES else None
+        self.region = urls.region(self.environment) if self.scheme in urls.S3_SCHEMES else ""
         self._objects = self._opened()
 
     def keys(self) -> Keys | None:
         """What S3 requests are signed with, read anew; None where obstore finds that for itself."""
-        return keys_of(self.environment) if self.scheme in S3_SCHEMES else None
+        return keys_of(self.environment) if self.scheme in urls.S3_SCHEMES else None
 
     def key(self, name: str) -> str:
         """An object's whole name in its bucket."""
@@ -249,112 +248,21 @@ class Store:
         retry = {"max_retries": _MOST_RETRIES, "retry_timeout": timedelta(seconds=self.timeout * 4)}
         common: dict[str, object] = {"client_options": client, "retry_config": retry}
         try:
-            if self.scheme in S3_SCHEMES:
-                config = _chosen(self.environment, _S3_SETTINGS) | {"region": self.region}
+            if self.scheme in urls.S3_SCHEMES:
+                config = urls.chosen(self.environment, urls.S3) | {"region": self.region}
                 if self.endpoint:
                     config["endpoint"] = self.endpoint
                 if self.keys() is not None and "skip_signature" not in config:
                     common["credential_provider"] = _provider(self.keys)
                 return kinds.S3Store(self.bucket, prefix=self.prefix or None, config=config, **common)  # pyright: ignore
             if self.scheme == "gs":
-                config = _chosen(self.environment, _GOOGLE_SETTINGS)
+                config = urls.chosen(self.environment, urls.GOOGLE)
                 return kinds.GCSStore(self.bucket, prefix=self.prefix or None, config=config, **common)  # pyright: ignore
-            config = _chosen(self.environment, _AZURE_SETTINGS)
+            config = urls.chosen(self.environment, urls.AZURE)
             return kinds.from_url(self.url, config=config, **common)  # pyright: ignore
         except (BaseError, ValueError, TypeError) as error:
             code, sentence = told(str(error))
             raise ValueError(f"{self.url} cannot be opened: {sentence or code}") from None
-
-
-# ------------------------------------------------------------------------------------------------------- settings
-
-_S3_SETTINGS = {
-    name: name.lower()
-    for name in (
-        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-        "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
-        "AWS_WEB_IDENTITY_TOKEN_FILE",
-        "AWS_ROLE_ARN",
-        "AWS_ROLE_SESSION_NAME",
-        "AWS_IMDSV1_FALLBACK",
-        "AWS_METADATA_ENDPOINT",
-    )
-} | {
-    "AWS_S3_EXPRESS": "s3_express",
-    "AWS_REQUEST_PAYER": "request_payer",
-    "AWS_SKIP_SIGNATURE": "skip_signature",
-    "AWS_UNSIGNED_PAYLOAD": "unsigned_payload",
-    "AWS_SERVER_SIDE_ENCRYPTION": "server_side_encryption",
-    "AWS_SSE_KMS_KEY_ID": "sse_kms_key_id",
-    "AWS_SSE_BUCKET_KEY_ENABLED": "sse_bucket_key_enabled",
-    "AWS_SSE_CUSTOMER_KEY_BASE64": "sse_customer_key_base64",
-    "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "virtual_hosted_style_request",
-}
-_GOOGLE_SETTINGS = {
-    "GOOGLE_SERVICE_ACCOUNT": "service_account",
-    "GOOGLE_SERVICE_ACCOUNT_PATH": "service_account",
-    "GOOGLE_SERVICE_ACCOUNT_KEY": "service_account_key",
-    "GOOGLE_APPLICATION_CREDENTIALS": "application_credentials",
-    "GOOGLE_SKIP_SIGNATURE": "skip_signature",
-}
-_AZURE_SETTINGS = {
-    "AZURE_STORAGE_ACCOUNT_NAME": "account_name",
-    "AZURE_STORAGE_ACCOUNT_KEY": "account_key",
-    "AZURE_STORAGE_ACCESS_KEY": "account_key",
-    "AZURE_STORAGE_CLIENT_ID": "client_id",
-    "AZURE_CLIENT_ID": "client_id",
-    "AZURE_STORAGE_CLIENT_SECRET": "client_secret",
-    "AZURE_CLIENT_SECRET": "client_secret",
-    "AZURE_STORAGE_TENANT_ID": "tenant_id",
-    "AZURE_TENANT_ID": "tenant_id",
-    "AZURE_STORAGE_SAS_KEY": "sas_key",
-    "AZURE_STORAGE_SAS_TOKEN": "sas_key",
-    "AZURE_STORAGE_TOKEN": "token",
-    "AZURE_STORAGE_USE_EMULATOR": "use_emulator",
-    "AZURE_STORAGE_ENDPOINT": "endpoint",
-    "AZURE_FEDERATED_TOKEN_FILE": "federated_token_file",
-    "AZURE_USE_AZURE_CLI": "use_azure_cli",
-}
-
-
-def split_url(url: str) -> tuple[str, str, str]:
-    """Scheme, bucket and what stands before every object's name.
-
-    Raises:
-        CapabilityError: another scheme.
-        ValueError: there is no bucket, or the rest could not be part of an object's name.
-    """
-    scheme, separator, rest = url.partition("://")
-    if not separator or scheme not in SCHEMES:
-        known = ", ".join(f"{one}://" for one in ("s3", "gs", "az"))
-        raise CapabilityError(f"{url.split('?')[0]}: no such kind of store is known; there are {known}")
-    bucket, _, prefix = rest.strip("/").partition("/")
-    if not bucket or "@" in bucket:
-        raise ValueError(f"{scheme}://…: a URL names a bucket, and no credentials: they come from the environment")
-    if any(part in ("", ".", "..") for part in prefix.split("/")) and prefix:
-        raise ValueError(f"{url}: every part of it needs a name of its own")
-    return scheme, bucket, prefix
-
-
-def is_url(where: str) -> bool:
-    """Whether it names an object store, not a folder."""
-    return re.match(r"[a-z][a-z0-9+.-]*://", where) is not None
-
-
-def _chosen(environment: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
-    return {key: environment[name] for name, key in settings.items() if environment.get(name)}
-
-
-def _endpoint(environment: Mapping[str, str]) -> str | None:
-    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-    found = next((environment[name] for name in names if environment.get(name)), None)
-    return found.rstrip("/") if found else None
-
-
-def _region(environment: Mapping[str, str]) -> str:
-    named = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
-    return named or profile_region(environment) or "us-east-1"
 
 
 def _provider(keys: Callable[[], Keys | None]) -> Callable[[], dict[str, object]]:

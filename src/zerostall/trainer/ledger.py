@@ -245,7 +245,8 @@ class Ledger:
         saving._failed("host", error)
 
     def _replaced(self, saving: Saving, tier: str) -> None:
-        self._urged.pop(saving, None)
+        if self._urged.get(saving) == tier or tier not in saving._tiers:
+            self._urged.pop(saving, None)
         if self._savings.get(saving.step) is saving and tier == self._home:
             del self._savings[saving.step]
         if tier not in saving._tiers:

@@ -14,7 +14,7 @@ from zerostall.core import matching
 from zerostall.core.policy import Remote
 from zerostall.core.retention import Keep
 from zerostall.errors import CapabilityError
-from zerostall.tiers.store import is_url
+from zerostall.tiers.urls import is_url
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
