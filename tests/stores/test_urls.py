@@ -33,7 +33,7 @@ def url(bucket: str, tmp_path: Path) -> str:
     url = f"s3://{bucket}/runs/gpt 1"
     for step, scale in ((5, 1), (6, 2)):
         save_file({name: value * scale for name, value in TENSORS.items()}, source)
-        zerostall.import_file(source, url, step, run="gpt")
+        zerostall.import_file(source, url, step, zerostall.ImportOptions(run="gpt"))
     return url
 
 
@@ -81,9 +81,9 @@ def test_an_import_replaces_only_when_asked(url: str, tmp_path: Path) -> None:
     source = tmp_path / "source.safetensors"
     with pytest.raises(StepExistsError):
         zerostall.import_file(source, url, 6)
-    zerostall.import_file(source, url, 6, replace=True)
+    zerostall.import_file(source, url, 6, zerostall.ImportOptions(replace=True))
     with pytest.raises(zerostall.errors.RunMismatchError):
-        zerostall.import_file(source, url, 7, run="bert")
+        zerostall.import_file(source, url, 7, zerostall.ImportOptions(run="bert"))
 
 
 def test_a_url_with_nothing_below_it_is_no_run(bucket: str) -> None:
