@@ -142,6 +142,13 @@ def test_memory_that_was_refused_is_not_written_to(start_agent: StartAgent, wher
     assert torch.equal(state["t"], small)
 
 
+@pytest.fixture
+def launches_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process starts no agent of its own: it might be quicker than the one that the test starts."""
+    monkeypatch.setattr(rendezvous, "_launch", lambda folder: None)
+
+
+@pytest.mark.usefixtures("launches_none")
 def test_kills_of_the_agent_between_all_calls(agent: Child, start_agent: StartAgent, where: Path) -> None:
     """What was sealed is handed to the next agent; a save goes on where it was."""
     with Run(where) as run:
@@ -156,6 +163,7 @@ def test_kills_of_the_agent_between_all_calls(agent: Child, start_agent: StartAg
     assert restored(where, 2) == 2
 
 
+@pytest.mark.usefixtures("launches_none")
 def test_what_was_asked_for_survives_the_agent(
     agent: Child, start_agent: StartAgent, faulty: Shim, where: Path
 ) -> None:

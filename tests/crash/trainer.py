@@ -50,7 +50,8 @@ def main(words: list[str]) -> int:
         while step < options.steps:
             step = job.train_one_step()
             print("saving", step, flush=True)
-            pending.append(ckpt.save(step))
+            # The last one is asked for afterwards, so it may not be skipped, however busy the machine is.
+            pending.append(ckpt.save(step, when_busy="wait" if step == options.steps else None))
             for saving in list(pending):
                 for tier in saving.tiers:
                     print("reached", saving.step, tier, flush=True)

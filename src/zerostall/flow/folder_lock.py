@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LOCK = "run.lock"
-_TRIES = 20
+_TRIES = 100
 _PAUSE = 0.01
 
 
