@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from hand import wait_until
 from images import HandMade, make_layout, manifest_of
 from stores.proxy import Proxy, Request
 from stores.server import Server
@@ -220,8 +221,7 @@ def test_of_two_writers_one_wins(open_tier, proxy) -> None:
     threads = [threading.Thread(target=commit, args=(index,)) for index in range(2)]
     for thread in threads:
         thread.start()
-    while proxy.count(is_manifest) < 2:
-        assert gate.reached.wait(60)
+    wait_until(lambda: proxy.count(is_manifest) >= 2)
     gate.released.set()
     for thread in threads:
         thread.join(60)

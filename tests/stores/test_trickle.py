@@ -106,7 +106,7 @@ def test_the_newest_goes_when_its_time_has_come_and_one_that_is_waited_for_at_on
         one.hear(m.Reached, step=step, tier="host")
     one.channel.send(m.Promise(step=3, created=made.created, tier="remote"))
     one.hear(m.Reached, step=3, tier="remote")
-    assert afar.steps()[-1] == 3 and len(afar.steps()) <= 2  # the first may have gone at once
+    assert afar.steps()[-1] == 3
     one.seal(4)
     one.hear(m.Reached, step=4, tier="host")
     one.leave()  # nobody trains any more: the newest goes now
