@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 SLACK = 1.25
 
 
-class ImageId(msgspec.Struct, frozen=True, order=True):
+class ImageId(msgspec.Struct, frozen=True, order=True, gc=False):
     """One rank's image of a run, whatever the step: replicas of all steps go the same way."""
 
     run: str
     rank: int
 
 
-class Load(msgspec.Struct, frozen=True):
+class Load(msgspec.Struct, frozen=True, gc=False):
     """An image, its node, and the bytes a replica takes."""
 
     image: ImageId

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
-class Key(msgspec.Struct, frozen=True, order=True):
+class Key(msgspec.Struct, frozen=True, order=True, gc=False):
     """One attempt at a step of a run; `attempt` is equal on all ranks."""
 
     run: str
@@ -40,7 +40,7 @@ ALL = -1
 MOST_MARKS = 10_000
 
 
-class Holding(msgspec.Struct, frozen=True):
+class Holding(msgspec.Struct, frozen=True, gc=False):
     """A node has a sealed image of this rank (or of `ALL`) in this tier."""
 
     key: Key
@@ -48,7 +48,7 @@ class Holding(msgspec.Struct, frozen=True):
     tier: str
 
 
-class Home(msgspec.Struct, frozen=True):
+class Home(msgspec.Struct, frozen=True, gc=False):
     """Where a rank trains: its node, and whether its trainer is there."""
 
     run: str
@@ -88,7 +88,7 @@ class Snapshot:
 
     key: Key
     since: float
-    holders: dict[int, set[tuple[str, str]]] = field(default_factory=dict)
+    holders: dict[int, tuple[tuple[str, str], ...]] = field(default_factory=dict)
     tiers: dict[str, int] = field(default_factory=dict)
     dirty: str = ""
     clean_since: float | None = None
@@ -216,7 +216,10 @@ class Steps:
         if snapshot is None:
             dirty = self.marks.get(holding.key, "")
             snapshot = table.snapshots[holding.key] = Snapshot(holding.key, now, dirty=dirty)
-        snapshot.holders.setdefault(holding.rank, set()).add((node, holding.tier))
+        places = snapshot.holders.get(holding.rank, ())
+        if (node, holding.tier) in places:
+            return
+        snapshot.holders[holding.rank] = (*places, (node, holding.tier))
         snapshot.tiers[holding.tier] = snapshot.tiers.get(holding.tier, 0) + 1
         if holding.tier == "host" and table.homes.get(holding.rank, ("", False))[0] == node:
             table.latest[holding.rank] = holding.key
@@ -226,11 +229,13 @@ class Steps:
         snapshot = table.snapshots.get(holding.key)
         if snapshot is None:
             return
-        places = snapshot.holders.get(holding.rank)
-        if places is None or (node, holding.tier) not in places:
+        places = snapshot.holders.get(holding.rank, ())
+        left = tuple(place for place in places if place != (node, holding.tier))
+        if left == places:
             return
-        places.discard((node, holding.tier))
-        if not places:
+        if left:
+            snapshot.holders[holding.rank] = left
+        else:
             del snapshot.holders[holding.rank]
         count = snapshot.tiers[holding.tier] - 1
         if count:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import deque
 from typing import TYPE_CHECKING, TypeVar
@@ -83,8 +82,9 @@ class Service:
         pause = self._settings.patience.interval / TICKS
         placing: asyncio.Task[None] | None = None
         while True:
-            with self._timed():
-                self.control.tick(time.monotonic(), time.time())
+            start = time.perf_counter()
+            self.control.tick(time.monotonic(), time.time())
+            self._took.append(time.perf_counter() - start)
             await self._save()
             if placing is None or placing.done():
                 placing = asyncio.create_task(self._place())
@@ -115,14 +115,8 @@ class Service:
                 say_once("store", "what happens is not stored: %s", error)
                 raise
 
-    @contextlib.contextmanager
-    def _timed(self):
-        start = time.perf_counter()
-        yield
-        self._took.append(time.perf_counter() - start)
-
     def decision_seconds(self) -> float:
-        """The 99th percentile of how long the last decisions took."""
+        """The 99th percentile of how long it took, lately, to decide everything anew."""
         took = sorted(self._took)
         return took[int(len(took) * 0.99)] if took else 0.0
 
@@ -151,9 +145,7 @@ class Service:
         return _answer(answer)
 
     async def _report(self, request: web.Request) -> web.Response:
-        message = await self._read(request, w.Report)
-        with self._timed():
-            return _answer(self.control.report(message, time.monotonic()))
+        return _answer(self.control.report(await self._read(request, w.Report), time.monotonic()))
 
     async def _leave(self, request: web.Request) -> web.Response:
         return _answer(self.control.leave(await self._read(request, w.Leave), time.monotonic()))
