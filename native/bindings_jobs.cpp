@@ -19,6 +19,7 @@ void bind_copies(nb::module_& m) {
       .def_ro("pending", &zs::Protection::pending, "Chunks that nobody had begun.")
       .def_ro("frozen_bytes", &zs::Protection::frozen_bytes)
       .def_ro("helped_bytes", &zs::Protection::helped_bytes)
+      .def_ro("spared_bytes", &zs::Protection::spared_bytes, "Of chunks that stay pending.")
       .def_ro("waited", &zs::Protection::waited, "Seconds, for chunks in flight.");
 
   nb::class_<Capture, Job>(m, "Capture", "Tensors to image. The image's memory must outlive the job.")
@@ -59,18 +60,43 @@ void bind_copies(nb::module_& m) {
           "start", [](const Capture& c) { c.get().start(); }, "Let the pool's threads begin.")
       .def(
           "protect",
-          [](const Capture& c, uint64_t freeze_bytes, const Streams& streams) {
+          [](const Capture& c, uint64_t freeze_bytes, const Streams& streams,
+             const std::vector<uint32_t>& left, const std::vector<std::pair<uint32_t, uint64_t>>& kept) {
+            const std::vector<zs::Training> trainings = trainings_of(streams, nullptr);
+            std::vector<zs::Kept> elsewhere;
+            for (const auto& [piece, at] : kept) elsewhere.push_back({piece, pointer<std::byte>(at)});
+            nb::gil_scoped_release release;
+            return c.get().protect(freeze_bytes, trainings, {left, elsewhere});
+          },
+          nb::kw_only(), "freeze_bytes"_a = 0, "streams"_a = Streams(), "left"_a = std::vector<uint32_t>(),
+          "kept"_a = std::vector<std::pair<uint32_t, uint64_t>>(),
+          nb::sig("def protect(self, *, freeze_bytes: int = 0, "
+                  "streams: collections.abc.Sequence[tuple[Device, int]] = (), "
+                  "left: collections.abc.Sequence[int] = (), "
+                  "kept: collections.abc.Sequence[tuple[int, int]] = ()) -> Protection"),
+          "Return when no source will be read any more, or by nothing that these streams do not wait for.\n\n"
+          "But for chunks of pieces alone that are `left` (their memory stays as it is until the job is "
+          "done) "
+          "or `kept` "
+          "(piece, address: what they hold now lies there, shaped alike, when `release` is called, which "
+          "must be).")
+      .def(
+          "release",
+          [](const Capture& c, const Streams& streams) {
             const std::vector<zs::Training> trainings = trainings_of(streams, nullptr);
             nb::gil_scoped_release release;
-            return c.get().protect(freeze_bytes, trainings);
+            c.get().release(trainings);
           },
-          nb::kw_only(), "freeze_bytes"_a = 0, "streams"_a = Streams(),
-          nb::sig("def protect(self, *, freeze_bytes: int = 0, "
-                  "streams: collections.abc.Sequence[tuple[Device, int]] = ()) -> Protection"),
-          "Return when no source will be read any more, or by nothing that these streams do not wait for.")
+          nb::kw_only(), "streams"_a = Streams(),
+          nb::sig("def release(self, *, streams: collections.abc.Sequence[tuple[Device, int]] = ()) -> None"),
+          "What was kept is in its place, or will be when these streams have done what they have been given. "
+          "That memory must live until the job is done.")
+      .def_prop_ro(
+          "pending", [](const Capture& c) { return c.get().pending(); },
+          "Pieces that a chunk nobody has begun has bytes of, rising.")
       .def_prop_ro(
           "drain_seconds", [](const Capture& c) { return c.job->done() ? c.get().drain_seconds() : 0.0; },
-          "From the beginning until the last chunk of a device had landed, when done.")
+          "From the beginning until the last chunk had been read (had landed, from a device), when done.")
       .def_prop_ro(
           "checksums",
           [](const Capture& c) {

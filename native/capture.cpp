@@ -230,20 +230,20 @@ void Capture::work(uint64_t chunk) {
   try {
     pack(chunk, nullptr);
   } catch (...) {
-    release(1);  // whoever waits in protect() must not wait for a chunk that failed
+    released(1);  // whoever waits in protect() must not wait for a chunk that failed
     throw;
   }
-  release(1);
+  released(1);
 }
 
 void Capture::skipped(uint64_t chunks) {
-  release(chunks);
+  released(chunks);
 }
 
-void Capture::release(uint64_t chunks) noexcept {
+void Capture::released(uint64_t chunks) noexcept {
   if (unreleased_.fetch_sub(chunks, std::memory_order_acq_rel) != chunks) return;
   const std::lock_guard lock(release_mutex_);
-  released_.notify_all();
+  all_released_.notify_all();
 }
 
 bool Capture::freeze(uint64_t chunk) {
@@ -258,19 +258,25 @@ bool Capture::freeze(uint64_t chunk) {
             gather(aside + (offset - begin), sources_.data[piece], (*sources_.geometries)[piece], from, to);
         },
         [](uint64_t, uint64_t) {});
-    const std::lock_guard lock(aside_mutex_);
-    frozen_.push_back(std::move(frozen));
+    set_aside(std::move(frozen));
   } catch (const std::bad_alloc&) {
     return false;  // no memory to spare: the caller helps instead
   }
-  release(1);
+  released(1);
+  return true;
+}
+
+void Capture::set_aside(Frozen frozen) {
+  {
+    const std::lock_guard lock(aside_mutex_);
+    frozen_.push_back(std::move(frozen));
+  }
   try {
     workers_->add(shared_from_this());  // they may have left the job when the last chunk was claimed
   } catch (const Error&) {
     while (work_aside()) {  // the pool is closed: nobody else will
     }
   }
-  return true;
 }
 
 bool Capture::has_work() const {
@@ -308,22 +314,32 @@ bool Capture::work_aside() {
   return true;
 }
 
-Protection Capture::protect(uint64_t freeze_bytes, std::span<const Training> trainings) {
+Protection Capture::protect(uint64_t freeze_bytes, std::span<const Training> trainings,
+                            const Spared& spared) {
   Protection result;
+  const std::vector<uint8_t> marks = marks_of(spared);
+  if (!marks.empty()) {  // a claimed chunk must not be lost for want of memory
+    const std::lock_guard lock(aside_mutex_);
+    frozen_.reserve(frozen_.size() + unclaimed());
+    parked_.reserve(unclaimed());
+    kept_.assign(spared.kept.begin(), spared.kept.end());
+  }
   for (const Drain& drain : drains_) {
-    CUstream stream = drain.training.stream;
-    for (const Training& now : trainings)
-      if (now.device == drain.training.device) stream = now.stream;
-    const Redirection redirected = drain.training.device->protect(*drain.lane, stream, freeze_bytes);
+    const CUstream stream = stream_of(drain, trainings);
+    const Redirection redirected =
+        drain.training.device->protect(*drain.lane, stream, freeze_bytes, sparing_of(drain, marks));
     result.pending += redirected.pending;
     result.frozen_bytes += redirected.frozen_bytes;
+    result.spared_bytes += redirected.spared_bytes;
   }
   if (drains_.empty()) result.pending = unclaimed();
   uint64_t left = freeze_bytes;
   while (const std::optional<uint64_t> chunk = claim()) {
     const uint64_t size = host_bytes(*chunk);
     if (!drains_.empty() && size != 0) ++result.pending;
-    if (size != 0 && size <= left && freeze(*chunk)) {
+    if (spare(*chunk, marks))
+      result.spared_bytes += size;
+    else if (size != 0 && size <= left && freeze(*chunk)) {
       left -= size;
       result.frozen_bytes += size;
     } else {
@@ -334,7 +350,7 @@ Protection Capture::protect(uint64_t freeze_bytes, std::span<const Training> tra
   if (unreleased_.load(std::memory_order_acquire) != 0) {
     const auto start = std::chrono::steady_clock::now();
     std::unique_lock lock(release_mutex_);
-    released_.wait(lock, [this] { return unreleased_.load(std::memory_order_acquire) == 0; });
+    all_released_.wait(lock, [this] { return unreleased_.load(std::memory_order_acquire) == 0; });
     result.waited = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
   return result;

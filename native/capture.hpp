@@ -1,6 +1,7 @@
 // Tensors → image, in the background, while the tensors' owner goes on until it must change them.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -41,7 +42,18 @@ struct Protection {
   uint64_t pending = 0;  // chunks nobody had begun
   uint64_t frozen_bytes = 0;
   uint64_t helped_bytes = 0;
-  double waited = 0;  // seconds, for chunks in flight
+  uint64_t spared_bytes = 0;  // of chunks that stay pending
+  double waited = 0;          // seconds, for chunks in flight
+};
+
+// Pieces whose owner goes on although they have not been read: see protect().
+struct Kept {
+  uint32_t piece;
+  std::byte* elsewhere;
+};
+struct Spared {
+  std::span<const uint32_t> left;  // their memory stays as it is until the job is done
+  std::span<const Kept> kept;      // what they hold now will lie elsewhere, shaped alike, by release()
 };
 
 // A unit is a chunk's host memory. A chunk is *released* once none of its sources there will be read again:
@@ -67,9 +79,19 @@ class Capture final : public Job, private Landing {
   // training stream does not wait for. Pending chunks are copied aside while `freeze_bytes` last (of each
   // kind of memory), then helped along; those in flight are awaited. `trainings`: streams of now, where they
   // are others than at the beginning.
-  Protection protect(uint64_t freeze_bytes, std::span<const Training> trainings = {});
+  // Pending chunks of spared pieces alone stay pending, those with kept ones until release(), which must
+  // follow.
+  Protection protect(uint64_t freeze_bytes, std::span<const Training> trainings = {},
+                     const Spared& spared = {});
 
-  // How long the devices took, when done.
+  // What was kept is in its place; on devices, once their training streams have done what they have been
+  // given.
+  void release(std::span<const Training> trainings = {});
+
+  // Pieces that some pending chunk has bytes of, rising.
+  std::vector<uint32_t> pending() const;
+
+  // How long the devices took, or the host where there are none, when done.
   double drain_seconds() const;
 
   // Of each chunk; valid when done and not cancelled.
@@ -82,6 +104,7 @@ class Capture final : public Job, private Landing {
   bool work_aside() override;
   void skipped(uint64_t chunks) override;
   uint64_t drop_kept() noexcept override;
+  void close(bool whole) override;
 
  private:
   struct Drain {
@@ -89,10 +112,16 @@ class Capture final : public Job, private Landing {
     std::shared_ptr<Lane> lane;
     std::vector<cuda::Copy> at_once;
     cuda::Way at_once_way;
+    struct Run {
+      uint32_t piece;
+      uint64_t begin;
+    };
+    std::vector<Run> runs;       // of the lane's copies
+    std::vector<size_t> firsts;  // by part, as the lane was at first: its first copy
   };
   struct Frozen {
     uint64_t chunk;
-    Spare::Loan bytes;
+    Spare::Loan bytes;  // none: its pieces can be read where they are
   };
   Capture(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sources, std::byte* image,
           std::vector<Drain> drains);
@@ -112,10 +141,15 @@ class Capture final : public Job, private Landing {
   uint64_t host_bytes(uint64_t chunk) const;
   void pack(uint64_t chunk, const std::byte* aside);
   bool freeze(uint64_t chunk);
-  void release(uint64_t chunks) noexcept;
+  std::vector<uint8_t> marks_of(const Spared& spared) const;
+  bool spare(uint64_t chunk, std::span<const uint8_t> marks);
+  Sparing sparing_of(const Drain& drain, std::span<const uint8_t> marks) const;
+  static CUstream stream_of(const Drain& drain, std::span<const Training> trainings);
+  void set_aside(Frozen frozen);
+  void released(uint64_t chunks) noexcept;
 
   const std::shared_ptr<const Plan> plan_;
-  const Arrays sources_;
+  Arrays sources_;  // changed by release() alone: the pieces that were kept
   std::byte* const image_;
   std::vector<uint8_t> copied_;  // by piece: at once, in the constructor
   std::vector<uint32_t> checksums_;
@@ -124,10 +158,14 @@ class Capture final : public Job, private Landing {
       missing_;  // by chunk: parts not brought yet; 0 where no lane has any
   mutable std::mutex aside_mutex_;
   std::vector<Frozen> frozen_;
+  std::vector<Frozen> parked_;  // until release(); these two by the guard alone
+  std::vector<Kept> kept_;
   std::vector<uint64_t> landed_;  // chunks whose checksum is to be taken
+  const std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
+  double seconds_ = 0;  // when done
   std::atomic<uint64_t> unreleased_;
   std::mutex release_mutex_;
-  std::condition_variable released_;
+  std::condition_variable all_released_;
 };
 
 }  // namespace zs

@@ -24,7 +24,7 @@ Capture::Drain Capture::drain_of(const Plan& plan, const Arrays& sources, std::b
   constexpr uint64_t kAligned = 256;
   training.device->refuse_capturing(training.stream);
   const int16_t place = static_cast<int16_t>(training.device->ordinal());
-  Drain drain{std::move(training), std::make_shared<Lane>(), {}, cuda::Way::within};
+  Drain drain{std::move(training), std::make_shared<Lane>(), {}, cuda::Way::within, {}, {}};
   Lane& lane = *drain.lane;
   lane.way = cuda::Way::to_host;
   lane.ahead = ahead;
@@ -58,13 +58,15 @@ Capture::Drain Capture::drain_of(const Plan& plan, const Arrays& sources, std::b
   }
   lane.parts.reserve(route->parts.size());
   lane.copies.reserve(route->runs.size());
+  drain.runs.reserve(route->runs.size());
   for (const Route::Part& part : route->parts) {
+    drain.firsts.push_back(lane.copies.size());
     lane.open(part.chunk);
     for (size_t n = part.first; n < part.last; ++n) {
       const Route::Run& run = route->runs[n];
-      if (from[run.piece] != 0)
-        lane.add(
-            {reinterpret_cast<CUdeviceptr>(image + run.offset), from[run.piece] + run.begin, run.nbytes});
+      if (from[run.piece] == 0) continue;
+      lane.add({reinterpret_cast<CUdeviceptr>(image + run.offset), from[run.piece] + run.begin, run.nbytes});
+      drain.runs.push_back({run.piece, run.begin});
     }
   }
   return drain;
@@ -111,8 +113,12 @@ uint64_t Capture::drop_kept() noexcept {
   return parts;
 }
 
+void Capture::close(bool) {
+  seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun_).count();
+}
+
 double Capture::drain_seconds() const {
-  double most = 0;
+  double most = drains_.empty() ? seconds_ : 0;
   for (const Drain& drain : drains_) most = std::max(most, drain.lane->seconds);
   return most;
 }

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <string>
@@ -153,6 +154,7 @@ void Device::begin(const std::shared_ptr<Lane>& lane, CUstream training, std::sp
   if (ordered_) order(training, copies_, begun_);
   if (lane->ahead == kForecast) {
     look_back();
+    lane->forecast = true;
     lane->ahead = forecast(*lane);
     ZS_CUDA(cuEventRecord, saved_, training);
     both_times_ = false;
@@ -219,7 +221,51 @@ uint64_t Device::drop(Lane& lane) noexcept {
   return pending;
 }
 
-Redirection Device::protect(Lane& lane, CUstream training, uint64_t freeze_bytes) {
+// Brings what is spared at the end of the lane into its order: what is left before what is kept. Says where
+// it begins. With mutex_ held.
+size_t Device::spare(Lane& lane, const Sparing& sparing) {
+  size_t end = lane.parts.size();
+  if (sparing.parts.empty()) return end;
+  while (end > lane.queued && sparing.parts[end - 1] != Sparing::kNot) --end;
+  if (end == lane.parts.size()) return end;
+  for (const auto& [copy, from] : sparing.copies)
+    if (copy >= lane.parts[end].first) lane.copies[copy].from = from;
+  std::vector<Lane::Part> left, kept;
+  for (size_t k = end; k < lane.parts.size(); ++k)
+    (sparing.parts[k] == Sparing::kKept ? kept : left).push_back(std::move(lane.parts[k]));
+  lane.kept_from = end + left.size();
+  lane.held = !kept.empty();
+  std::move(left.begin(), left.end(), lane.parts.begin() + static_cast<ptrdiff_t>(end));
+  std::move(kept.begin(), kept.end(), lane.parts.begin() + static_cast<ptrdiff_t>(lane.kept_from));
+  return end;
+}
+
+void Device::release(Lane& lane, CUstream training) {
+  std::exception_ptr error;
+  uint64_t dropped = 0;
+  {
+    const cuda::Context::Current current(*context_);
+    const std::lock_guard lock(mutex_);
+    if (!lane.held) return;
+    try {
+      order(training, copies_, frozen_);
+    } catch (const Error&) {
+      error = std::current_exception();
+      dropped = give_up(lane);
+    }
+    lane.held = false;
+    wake_.notify_one();
+  }
+  if (error) lane.landing->dropped(dropped, error);
+}
+
+size_t Device::pending_from(const Lane& lane) {
+  const std::lock_guard lock(mutex_);
+  const size_t part = std::max<size_t>(lane.queued, std::min<uint64_t>(lane.ahead, lane.parts.size()));
+  return lane.released || part >= lane.parts.size() ? lane.copies.size() : lane.parts[part].first;
+}
+
+Redirection Device::protect(Lane& lane, CUstream training, uint64_t freeze_bytes, const Sparing& sparing) {
   Redirection result;
   std::exception_ptr error;
   uint64_t dropped = 0;
@@ -230,15 +276,18 @@ Redirection Device::protect(Lane& lane, CUstream training, uint64_t freeze_bytes
     if (lane.released || lane.over() || !guarded_) return result;
     refuse_capturing(training);
     try {
-      if (freeze_bytes != 0) {
+      if (freeze_bytes != 0 || lane.forecast) {
         ZS_CUDA(cuEventRecord, guarded_at_, training);
         both_times_ = true;
         // Those that the copy thread has not come to yet but is expected to bring in time.
         while (lane.queued < std::min<uint64_t>(lane.ahead, lane.parts.size())) queue(lane);
       }
       result.pending = lane.pending();
+      const size_t spared = spare(lane, sparing);
+      for (size_t k = spared; k < lane.parts.size(); ++k)
+        for (const cuda::Copy& copy : lane.copies_of(lane.parts[k])) result.spared_bytes += copy.nbytes;
       // The last ones are moved aside: those before them are the copy stream's next anyway.
-      size_t end = lane.parts.size();
+      size_t end = spared;
       for (; end > lane.queued; --end) {
         Lane::Part& part = lane.parts[end - 1];
         uint64_t nbytes = 0;
@@ -249,9 +298,9 @@ Redirection Device::protect(Lane& lane, CUstream training, uint64_t freeze_bytes
       }
       while (lane.queued < end) queue(lane);
       ZS_CUDA(cuEventRecord, safe_, copies_);
-      if (end != lane.parts.size()) {
+      if (end != spared) {
         std::vector<cuda::Copy> aside;
-        for (size_t k = end; k < lane.parts.size(); ++k) {
+        for (size_t k = end; k < spared; ++k) {
           CUdeviceptr at = lane.parts[k].frozen.at();
           for (size_t c = lane.parts[k].first; c < lane.parts[k].last; ++c) {
             cuda::Copy& copy = lane.copies[c];
@@ -294,7 +343,8 @@ bool Device::turn(std::unique_lock<std::mutex>& lock) {
   while (lane->landed < lane->queued && lane->parts[lane->landed].mark <= shown) {
     Lane::Part& part = lane->parts[lane->landed++];
     if (lane->landed == 1) lane->first_landing = Clock::now();
-    const bool last_in_a_row = lane->landed == lane->parts.size() || lane->parts[lane->landed].frozen;
+    const bool last_in_a_row = lane->landed == lane->parts.size() || lane->landed == lane->kept_from ||
+                               lane->parts[lane->landed].frozen;
     if (last_in_a_row && !part.frozen && lane->way == cuda::Way::to_host) note_rate(*lane);
     landed.push_back(part.name);
     part.frozen = {};
@@ -302,8 +352,8 @@ bool Device::turn(std::unique_lock<std::mutex>& lock) {
   bool moved = !landed.empty();
   if (moved) moved_ = Clock::now();
   try {
-    const uint64_t most =
-        lane->released ? UINT64_MAX : std::max<uint64_t>(lane->ahead, lane->landed + kSlack);
+    uint64_t most = lane->released ? UINT64_MAX : std::max<uint64_t>(lane->ahead, lane->landed + kSlack);
+    if (lane->held) most = lane->kept_from;
     for (size_t k = 0; k < kQueuedAtATime && lane->pending() != 0 && lane->queued < most &&
                        lane->queued - lane->landed < kInFlight;
          ++k, moved = true)

@@ -11,6 +11,8 @@
 #include <mutex>
 #include <span>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "cuda.hpp"
 #include "lane.hpp"
@@ -22,6 +24,14 @@ namespace zs {
 struct Redirection {
   uint64_t pending = 0;  // parts that were not queued yet
   uint64_t frozen_bytes = 0;
+  uint64_t spared_bytes = 0;
+};
+
+// What a guard need not see to, by part and by copy.
+struct Sparing {
+  enum : uint8_t { kNot, kLeft, kKept };
+  std::vector<uint8_t> parts;                          // empty: nothing is spared
+  std::vector<std::pair<size_t, CUdeviceptr>> copies;  // whose bytes will lie elsewhere by release()
 };
 
 // Lanes are served one after another; parts of a lane in their order. A counter in host memory that the copy
@@ -32,6 +42,7 @@ struct Redirection {
 // |---------|--------------|----------------|--------------------------------------------------------------|
 // | begin   | training     | never waits    | does the `at_once` copies (device to device)                 |
 // | protect | training     | never waits    | waits for what is in flight or must be; moves the rest aside |
+// | release | training     | never waits    | –                                                            |
 // | drop    | any          | –              | –                                                            |
 // | close   | any          | for the thread | –                                                            |
 class Device : public std::enable_shared_from_this<Device> {
@@ -58,7 +69,15 @@ class Device : public std::enable_shared_from_this<Device> {
   // After this, `training` may be given work that changes the lane's sources. Pending parts: the last ones
   // are copied into reserved memory by `training` while `freeze_bytes` last; `training` waits for the others,
   // which are all queued now, so that its wait depends on nothing that a CPU has still to do.
-  Redirection protect(Lane& lane, CUstream training, uint64_t freeze_bytes);
+  // But for spared parts at the end of the lane: those left are queued when their turn comes and nobody waits
+  // for them, those kept after release().
+  Redirection protect(Lane& lane, CUstream training, uint64_t freeze_bytes, const Sparing& sparing = {});
+
+  // What was kept is in its place when `training` has done the work that it has been given so far.
+  void release(Lane& lane, CUstream training);
+
+  // The copies from this one on belong to parts that a guard which comes now would find pending.
+  size_t pending_from(const Lane& lane);
 
   // The next of a lane's `coming` parts; nothing where the lane was dropped meanwhile.
   void extend(Lane& lane, uint64_t name, std::span<const cuda::Copy> copies);
@@ -73,6 +92,7 @@ class Device : public std::enable_shared_from_this<Device> {
   void queue(Lane& lane);                         // the next pending part
   void order(CUstream first, CUstream then, CUevent event) const;
   uint64_t give_up(Lane& lane);
+  static size_t spare(Lane& lane, const Sparing& sparing);
   CUresult doubt();
   void look_back();  // at how long the guard before left the copies to themselves
   size_t forecast(const Lane& lane) const;

@@ -40,10 +40,14 @@ struct Lane {
   uint64_t ahead = UINT64_MAX;  // parts that are queued although a guard may come; kForecast: see Device
   bool pinned;                  // the host side is
 
+  bool forecast = false;  // a guard is to tell when it came
+
   uint64_t coming = 0;  // parts that extend() will still bring
   std::vector<cuda::Copy> copies;
   std::vector<Part> parts;
   size_t queued = 0, landed = 0;  // parts [0, landed) have landed, [landed, queued) are in flight
+  size_t kept_from = SIZE_MAX;    // parts whose sources will lie elsewhere by release()
+  bool held = false;              // it has not come yet: they must not be queued
   bool released = false;          // no source will be read that the stream of a guard does not wait for
   Vram::Loan staged{};            // of copies taken at once; goes back with the lane
   std::shared_ptr<void> keep;     // the job that `landing` is, while the lane is with the device

@@ -138,6 +138,61 @@ def test_what_is_protected_may_be_changed(freeze_bytes: int, parameters: bool) -
                 tensor.copy_(old)
 
 
+def test_what_is_spared_is_read_after_the_guard() -> None:
+    """Pieces that stay as they are need not be waited for; those that are kept come from where they were put."""
+    pool = Pool("test", 1)
+    tensors = [torch.randn(100_000 + k) for k in range(12)]
+    at_once, left, kept, other = [0, 5], [6, 7, 8, 9, 10, 11], [3, 4], [1, 2]
+    plan, expected = plan_of(tensors, chunk_bytes=64 << 10)
+    segment = Segment("test", plan.nbytes)
+    keep = sources(tensors)
+    before = [tensor.clone() for tensor in tensors]
+    # The pool's one thread is busy with an older job of a single chunk, mostly until the guard has come and gone.
+    big = [torch.zeros(32_000_000)]
+    big_plan = plan_of(big, chunk_bytes=256 << 20)[0]
+    elsewhere = Segment("busy", big_plan.nbytes)
+    spared = 0
+    for _ in range(200):
+        busy = Capture(pool, big_plan, sources(big), elsewhere.address, at_once=[])
+        capture = Capture(pool, plan, keep, segment.address, at_once=at_once)
+        pending = capture.pending
+        assert pending == sorted(pending) and not set(pending) & set(at_once)
+        aside = [torch.zeros_like(tensors[piece]) for piece in kept]
+        places = [(piece, copy.data_ptr()) for piece, copy in zip(kept, aside, strict=True)]
+        seen = capture.protect(left=left, kept=places)
+        for piece in at_once + other:
+            tensors[piece].fill_(-1)
+        for piece, copy in zip(kept, aside, strict=True):
+            copy.copy_(tensors[piece])
+            tensors[piece].fill_(-1)
+        capture.release()
+        assert capture.wait(60) and busy.wait(60)
+        assert bytes(segment.view(0, plan.nbytes)) == expected
+        assert capture.checksums == checksums_of(expected, 64 << 10)
+        assert capture.pending == []
+        for tensor, old in zip(tensors, before, strict=True):
+            tensor.copy_(old)
+        spared += seen.spared_bytes > 0
+        if spared == 3:
+            break
+    assert spared == 3
+    pool.close()
+
+
+def test_a_chunk_of_others_too_is_read_at_the_guard() -> None:
+    pool = Pool("test", 1)
+    tensors = [torch.randn(1000) for _ in range(4)]
+    plan, expected = plan_of(tensors, chunk_bytes=64 << 10)
+    segment = Segment("test", plan.nbytes)
+    capture = Capture(pool, plan, sources(tensors), segment.address, at_once=[])
+    assert capture.protect(left=[0, 1, 2]).spared_bytes == 0
+    tensors[3].zero_()
+    capture.release()
+    assert capture.wait(60)
+    assert bytes(segment.view(0, plan.nbytes)) == expected
+    pool.close()
+
+
 def test_at_once_pieces_are_copied_before_the_constructor_returns() -> None:
     pool = Pool("test", 2)
     tensors = [torch.randn(700_000), torch.randn(10), torch.randn(100, 100).t(), torch.randn(2_000_000)]

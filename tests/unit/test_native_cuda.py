@@ -21,6 +21,7 @@ from zerostall.trainer.devices import Devices
 
 SIZES = [5000, 3, 70_000, 1, 4096, 250_000, 12]
 CHUNK = 64 << 10
+SLOW = 200_000  # microseconds a copy: an image takes seconds
 
 
 @pytest.fixture(scope="session")
@@ -113,6 +114,117 @@ def test_what_is_queued_before_counts_and_what_comes_after_does_not(
         assert bytes(segment.view(0, plan.nbytes)) == image_of(step)
         assert capture.checksums == [crc32c(image_of(step)[at : at + CHUNK]) for at in range(0, plan.nbytes, CHUNK)]
         assert capture.drain_seconds > 0
+
+
+def spare_and_train(
+    fake: FakeCuda, capture: Capture, device: Device, stream: int, tensors: list[StandIn], value: int
+) -> int:
+    """A step that leaves the last three tensors in place and keeps two before them aside; the bytes it spared."""
+    left, kept = [4, 5, 6], {2: StandIn(fake, SIZES[2]), 3: StandIn(fake, SIZES[3])}
+    pending = capture.pending
+    assert pending == sorted(set(pending))
+    protection = capture.protect(
+        left=left, kept=[(k, aside.data_ptr()) for k, aside in kept.items()], streams=[(device, stream)]
+    )
+    for k, aside in kept.items():  # the optimizer's kernel: stores the old bytes aside, then writes new ones
+        fake.work(stream, 0, aside, value)
+        fake.work(stream, 0, tensors[k], 0xCC)
+    for k in (0, 1):
+        fake.work(stream, 0, tensors[k], 0xDD)
+    capture.release(streams=[(device, stream)])
+    assert capture.wait(60)
+    return protection.spared_bytes
+
+
+def test_what_is_spared_is_drained_after_the_guard(fake: FakeCuda, pool: Pool, device: Device) -> None:
+    tensors, sources, plan = make(fake)
+    stream = fake.stream()
+    segment = room(plan, device)
+    fake.delay(200)
+    spared = 0
+    for step in range(1, 100):  # how much is pending at the guard is up to the machine
+        assert sources.refresh() == []
+        fill(fake, stream, tensors, step, first=30_000)
+        capture = Capture(pool, plan, sources, segment.address, at_once=[], streams=[(device, stream)], ahead=2)
+        spared += spare_and_train(fake, capture, device, stream, tensors, step) > 0
+        assert bytes(segment.view(0, plan.nbytes)) == image_of(step)
+        assert capture.checksums == [crc32c(image_of(step)[at : at + CHUNK]) for at in range(0, plan.nbytes, CHUNK)]
+        assert capture.pending == []
+        if spared == 3:
+            return
+    pytest.fail("nothing was ever pending")
+
+
+def test_training_does_not_wait_for_what_is_left(fake: FakeCuda, pool: Pool, device: Device) -> None:
+    tensors, sources, plan = make(fake)
+    stream = fake.stream()
+    segment = room(plan, device)
+    fill(fake, stream, tensors, 1)
+    fake.settle(stream)
+    fake.delay(SLOW)
+    capture = Capture(pool, plan, sources, segment.address, at_once=[], streams=[(device, stream)], ahead=0)
+    assert capture.protect(left=list(range(7)), streams=[(device, stream)]).spared_bytes > 0
+    fake.settle(stream)
+    assert not capture.done()
+    capture.release(streams=[(device, stream)])
+    fake.delay(0)
+    assert capture.wait(100)
+    assert bytes(segment.view(0, plan.nbytes)) == image_of(1)
+
+
+def test_without_a_release_what_is_kept_is_not_read(fake: FakeCuda, pool: Pool, device: Device) -> None:
+    tensors, sources, plan = make(fake)
+    stream = fake.stream()
+    segment = room(plan, device)
+    fill(fake, stream, tensors, 1)
+    asides = [StandIn(fake, size) for size in SIZES]
+    fake.delay(SLOW)
+    capture = Capture(pool, plan, sources, segment.address, at_once=[], streams=[(device, stream)], ahead=0)
+    places = [(k, aside.data_ptr()) for k, aside in enumerate(asides)]
+    spared = capture.protect(kept=places, streams=[(device, stream)]).spared_bytes
+    fake.delay(0)
+    assert not capture.wait(0.2)
+    for aside in asides:
+        fake.work(stream, 20_000, aside, 1)  # a slow kernel: the copies come after it
+    fill(fake, stream, tensors, 2)
+    capture.release(streams=[(device, stream)])
+    assert capture.wait(60)
+    assert spared > 0 and bytes(segment.view(0, plan.nbytes)) == image_of(1)
+
+
+def test_a_release_that_fails_fails_the_capture(fake: FakeCuda, pool: Pool, device: Device) -> None:
+    _, sources, plan = make(fake)
+    stream = fake.stream()
+    segment = room(plan, device)
+    fake.delay(SLOW)
+    asides = [StandIn(fake, size) for size in SIZES]
+    capture = Capture(pool, plan, sources, segment.address, at_once=[], streams=[(device, stream)], ahead=0)
+    places = [(k, aside.data_ptr()) for k, aside in enumerate(asides)]
+    capture.protect(kept=places, streams=[(device, stream)])
+    fake.delay(0)
+    fake.fail("cuEventRecord", 1, LAUNCH_FAILED)
+    capture.release(streams=[(device, stream)])
+    with pytest.raises(DeviceError, match="CUDA_ERROR_719"):
+        capture.wait(60)
+
+
+def test_what_is_pending_is_judged_by_the_snapshot_before(fake: FakeCuda, pool: Pool, device: Device) -> None:
+    """Without a measurement all is taken to land in time; with one, what will not is told, and can be spared."""
+    tensors, sources, plan = make(fake)
+    stream = fake.stream()
+    segment = room(plan, device)
+    fake.delay(20_000)
+    for step in range(1, 60):
+        assert sources.refresh() == []
+        fill(fake, stream, tensors, step)
+        capture = Capture(pool, plan, sources, segment.address, at_once=[], streams=[(device, stream)], ahead=None)
+        pending = capture.pending
+        assert step > 1 or pending == []
+        spare_and_train(fake, capture, device, stream, tensors, step)
+        assert bytes(segment.view(0, plan.nbytes)) == image_of(step)
+        if pending:
+            return
+    pytest.fail("nothing was ever pending")
 
 
 @pytest.mark.parametrize("safeguard", ["order", "guard"])
