@@ -1,13 +1,14 @@
 """What a save costs training on a GPU: a GPT of 0.7 B parameters that is saved at every step.
 
-    python -m benchmarks.stall --out results.json [--policies overlap,freeze] [--targets 0.300,0.155] [--pairs 8]
+    python -m benchmarks.stall --out results.json [--policies overlap,freeze,flip] [--targets 0.300,0.155] [--pairs 8]
 
 Blocks of steps with and without saves alternate; a step is: save (or not), forward and backward, optimizer. Apart
 from one another are reported
 
     call              what `save` took on the training thread
     guard             what the guard took on the training thread
-    gpu_wait          what the guard inserted into the training stream, by events around it
+    gpu_wait          what the guard inserted into the training stream, by events around it; not with "flip", whose
+                      guard is within the step
     added             loop time with saves minus without, a save, pair by pair (the sum of all, and of interference)
     drain             bytes over the time from save until the last chunk had left the device
 """
@@ -29,6 +30,7 @@ from typing import cast
 import torch
 
 import zerostall
+import zerostall.optim
 from benchmarks.workload import ROOT, scratch
 from zerostall.config import Policy
 
@@ -43,12 +45,13 @@ CEILING = 4.3e12  # bytes a second read from memory, for the floor of the added 
 class Loop:
     """A model in training on the device; bf16 autocast, fp32 state."""
 
-    def __init__(self, width: int, layers: int) -> None:
+    def __init__(self, width: int, layers: int, *, flips: bool) -> None:
         torch.manual_seed(0)
         shape = Shape(width=width, layers=layers, heads=width // 128, context=CONTEXT, dropout=0.0)
         with torch.device("cuda"):
             self.model = GPT(shape)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        kind = zerostall.optim.AdamW if flips else torch.optim.AdamW
+        self.optimizer = kind(self.model.parameters(), lr=1e-4, fused=True)
         self.batch = 8
         self.looks_at_loss = True
         self.tokens = torch.randint(0, 256, (256, CONTEXT + 1), device="cuda")
@@ -227,7 +230,8 @@ def main() -> None:
     parser.add_argument("--run-ahead", action="store_true", help="a loop that never waits for the device")
     parser.add_argument("--folder", help="parent of the run's folder")
     arguments = parser.parse_args()
-    loop = Loop(arguments.width, arguments.layers)
+    flips = bool({"flip", "auto"} & set(arguments.policies.split(",")))
+    loop = Loop(arguments.width, arguments.layers, flips=flips)
     loop.looks_at_loss = not arguments.run_ahead
     smi = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     result: dict[str, object] = {
@@ -238,6 +242,7 @@ def main() -> None:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
+        "optimizer": f"{type(loop.optimizer).__module__}.{type(loop.optimizer).__qualname__}",
         "copy_threads": os.environ.get("ZEROSTALL_COPY_THREADS", "default"),
         "parameters": sum(parameter.numel() for parameter in loop.model.parameters()),
         "pinned_copy_bytes_per_second": copy_rate(),

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Policy = Literal["overlap", "freeze"]
+Policy = Literal["overlap", "freeze", "flip", "auto"]
 WhenBusy = Literal["skip", "wait"]
 Frozen = Literal["save", "leave"]
 IfExists = Literal["error", "skip", "replace"]
@@ -219,6 +219,14 @@ def memory_limit() -> int:
         if text.isdecimal():
             total = min(total, int(text))
     return total
+
+
+def memory_available() -> int:
+    """Bytes of memory that this process may take without anybody's being swapped out, as far as the kernel knows."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return min(int(line.split()[1]) << 10, memory_limit())
+    return memory_limit() // 4
 
 
 def _cores() -> int:

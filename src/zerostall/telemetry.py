@@ -59,7 +59,11 @@ class Stats:
         bytes_captured: image bytes sealed.
         call_seconds: duration of each `save` call, newest last, the last 10 000.
         guard_seconds: time each guard held the training thread, the last 10 000.
-        drain_seconds: from each save until its last chunk had left the CUDA device, the last 10 000; 0 without one.
+        free_seconds: from each save until its guard, the last 10 000.
+        drain_seconds: from each save until its last chunk had been read (had left the CUDA device, where there is one),
+            the last 10 000.
+        policy: what guards do now with what is not read yet.
+        policy_reason: why.
         agent_restarts: how often a new agent had to be found.
         restored_from: tier of the last restore ("host", "disk"), "" while there was nothing to restore.
     """
@@ -72,8 +76,11 @@ class Stats:
     bytes_captured: int = 0
     agent_restarts: int = 0
     restored_from: str = ""
+    policy: str = ""
+    policy_reason: str = ""
     call_seconds: list[float] = field(default_factory=list)
     guard_seconds: list[float] = field(default_factory=list)
+    free_seconds: list[float] = field(default_factory=list)
     drain_seconds: list[float] = field(default_factory=list)
 
     _untold: deque[float] = field(default_factory=lambda: deque(maxlen=1000), repr=False)
@@ -89,6 +96,9 @@ class Stats:
     def take_stalls(self) -> tuple[float, ...]:
         """Each time training was held since this was asked last, by a call or a guard. Any one thread."""
         return tuple(self._untold.popleft() for _ in range(len(self._untold)))
+
+    def record_free(self, seconds: float) -> None:
+        _keep_last(self.free_seconds, seconds)
 
     def record_drain(self, seconds: float) -> None:
         _keep_last(self.drain_seconds, seconds)

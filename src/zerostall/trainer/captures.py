@@ -19,12 +19,13 @@ from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from zerostall.config import WhenBusy
     from zerostall.trainer.link import Link
     from zerostall.trainer.mappings import Mappings
     from zerostall.trainer.options import Options
+    from zerostall.trainer.policies import Policies
 
 _BUSY_SECONDS = 600.0
 _GRANT_SECONDS = 30.0
@@ -51,9 +52,9 @@ class Taken:
         """Names of tensors that must be finite and are not; only once the capture is done."""
         return self.finite.offenders(self.memory.address(self.slot)) if self.finite is not None else []
 
-    def protect(self, freeze_bytes: int) -> native.Protection:
+    def protect(self, freeze_bytes: int, left: Sequence[int], kept: Sequence[tuple[int, int]]) -> native.Protection:
         """Return when no source is read any more, or by nothing that the streams of this thread do not wait for."""
-        return self.capture.protect(freeze_bytes=freeze_bytes, streams=self.devices.now())
+        return self.capture.protect(freeze_bytes=freeze_bytes, streams=self.devices.now(), left=left, kept=kept)
 
 
 class Captures:
@@ -68,6 +69,7 @@ class Captures:
         self,
         state: State,
         options: Options,
+        policies: Policies,
         link: Link,
         mappings: Mappings,
         shelf: Shelf,
@@ -81,6 +83,7 @@ class Captures:
         self.devices = Devices()
         self._state = state
         self._options = options
+        self._policies = policies
         self._link = link
         self._mappings = mappings
         self._shelf = shelf
@@ -131,6 +134,8 @@ class Captures:
         straightened = self._straightened
         if sources.refresh() or (straightened.indexes and not straightened.fits()):
             raise _Changed
+        if self._policies.judge(survey.layout.nbytes) and self.devices:
+            self.devices.see(sources.devices, reserve=self._policies.reserve_bytes())
         try:
             values = self._state.values(survey)
         except OutdatedError:
@@ -145,7 +150,7 @@ class Captures:
             at_once=self._at_once,
             announce=self._announce,
             streams=self.devices.now(),
-            ahead=None if self._options.guard_bytes() else _ALL,
+            ahead=None if self._policies.redirects else _ALL,
             held=True,
         )
         return Taken(slot, survey.layout, capture, sources, values, self.devices, memory, self._finite)
@@ -170,7 +175,8 @@ class Captures:
                 len(stand_ins),
                 straightened.nbytes,
             )
-        self.devices.see(self._sources.devices, reserve=self._options.guard_bytes())
+        self._policies.see(self._sources.devices)
+        self.devices.see(self._sources.devices, reserve=self._policies.reserve_bytes())
         if self.devices and self.pool.threads < (threads := config.copy_threads(device=True)):
             self.pool.close()
             self.pool = native.Pool("copy", threads)

@@ -25,6 +25,7 @@ from zerostall.trainer.mappings import Mappings
 from zerostall.trainer.memory import Shelf
 from zerostall.trainer.options import Options, place_of, step_number
 from zerostall.trainer.pace import Pace
+from zerostall.trainer.policies import Policies
 from zerostall.trainer.saving import Saving
 from zerostall.trainer.sealer import TOLD_SECONDS, Sealer
 from zerostall.trainer.state import Choice, State
@@ -63,11 +64,13 @@ class Checkpointer:
             written to disk: snapshots go from memory there.
         run: a name for the run. A folder that belongs to another name is refused.
         keep: how many steps to keep on disk, or a `Keep`.
-        policy: what the guard does with chunks not read yet: "overlap" reads them now, "freeze" moves them aside first.
+        policy: what the guard does with chunks not read yet: "overlap" reads them now, "freeze" moves them aside first,
+            "flip" has optimizers of `zerostall.optim` leave them where they are (and does as "freeze" with others),
+            "auto" chooses by what was measured and says so in the log and in `stats`.
         when_busy: "skip" counts and skips a save when no slot is free; "wait" waits, and lets no accepted save be
             replaced before it is on disk.
         slots: images of host memory; 3 lets saves go on while one is written to disk.
-        freeze_bytes: most memory that "freeze" may take.
+        freeze_bytes: most memory that "freeze" and "flip" may take.
         disk_interval: seconds from one write to disk to the next; the newest snapshot goes then. At once go: the last
             one when training ends or dies, one that is waited for or pinned, and every one with `when_busy="wait"`.
         rng: save Python's, NumPy's and torch's random generators too.
@@ -140,7 +143,6 @@ class Checkpointer:
         self._condition = threading.Condition()
         self._shelf = Shelf(self._condition)
         self._ledger = Ledger(self._where, self._condition, self.stats, place.tiers)
-        self._flight: Flight | None = None
         self._closed = False
         self._pid = os.getpid()
         hello = m.Hello(
@@ -168,9 +170,12 @@ class Checkpointer:
         if (lent := self._link.welcome.memory) is not None:
             self._mappings.offer(lent.key, self._link.welcome_fd, lent.nbytes)
         self._sealer = Sealer(self._shelf, self._link, self.stats, self._dirty)
+        policies = Policies(self._options.policy, self._options.freeze_bytes, self.stats)
+        self._guard = Guard(self._state.optimizers, policies, self.stats, self._sealer.revoke)
         self._captures = Captures(
             self._state,
             self._options,
+            policies,
             self._link,
             self._mappings,
             self._shelf,
@@ -179,7 +184,6 @@ class Checkpointer:
             self._sealer.announce,
             alone=self._world.size == 1,
         )
-        self._guard = Guard(self._state.optimizers, self._protect)
         self._at_exit = _close_at_exit(self)
 
     # --------------------------------------------------------------------------------------------------- save
@@ -213,7 +217,7 @@ class Checkpointer:
         replace = self._ledger.admit(step, if_exists)
         if replace is None:
             return Saving(step, self._condition, skipped=f"step {step} is there already")
-        self._look_back()
+        self._guard.look_back()
         name = self._pace.next(step)
         taken, busy = self._take(name, when_busy or self._options.when_busy)
         if taken is None:
@@ -227,7 +231,7 @@ class Checkpointer:
             created=created,
             known=self._ledger.tiers,
             urge=self._urge,
-            seen=self._look_back,
+            seen=self._guard.look_back,
             reported=self._ledger.reported,
         )
         flight = Flight(
@@ -250,7 +254,7 @@ class Checkpointer:
             ),
         )
         self._ledger.accept(saving)
-        self._flight = flight
+        self._guard.watch(flight)
         self._sealer.seal(flight)
         taken.capture.start()  # last: its threads may well want this thread's core
         self.stats.saves += 1
@@ -288,23 +292,8 @@ class Checkpointer:
 
         Entering waits until the snapshot in progress has read them all (or moved them aside).
         """
-        self._protect()
+        self._guard.protect()
         yield
-
-    def _protect(self) -> None:
-        """Nothing that `save` still has to read may change before this returns."""
-        if self._pid != os.getpid():
-            return  # in a forked child nothing is saved
-        flight, self._flight = self._flight, None
-        if flight is not None:
-            self.stats.record_guard(flight.protect(self._options.guard_bytes()))
-            if flight.late:
-                self._sealer.revoke(flight)
-
-    def _look_back(self) -> None:
-        """The snapshot before, if it is captured, is looked at for the last time: the guard need not see it again."""
-        if self._flight is not None and self._flight.taken.capture.done():
-            self._protect()
 
     # ------------------------------------------------------------------------------------------------ restore
 
@@ -407,7 +396,7 @@ class Checkpointer:
 
     def _settle(self, timeout: float = TOLD_SECONDS) -> None:
         """Wait until no snapshot is being captured, and the agent has been told of the last one."""
-        self._protect()
+        self._guard.protect()
         self._sealer.settle(min(timeout, TOLD_SECONDS))
 
     # -------------------------------------------------------------------------------------------------- checks

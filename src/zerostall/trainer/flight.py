@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from zerostall.core.reading import Memory, Placed
     from zerostall.trainer.captures import Taken
     from zerostall.trainer.saving import Saving
     from zerostall.wire import messages as m
@@ -33,19 +36,26 @@ class Flight:
     metric: float | None
     created: float
     wish: m.Sealed
+    begun: float = field(default_factory=time.perf_counter)
     landed: bool = False
     late: list[str] = field(default_factory=list)
+    _held: list[Memory] = field(default_factory=list)
     _torn: list[str] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def protect(self, freeze_bytes: int) -> float:
+    def protect(self, freeze_bytes: int, left: Sequence[Placed] = (), kept: Sequence[Placed] = ()) -> float:
         """Return when no source is read any more; the seconds that took. The optimizer may go on then.
+
+        But for those that it leaves as they are or keeps elsewhere: see `zerostall.core.reading`.
 
         Training thread. Looks for tears even where the sealer has looked: torch counts a version up at the *end* of an
         operation, so that one which was under way then is seen only now.
         """
         start = time.perf_counter()
-        self.taken.protect(freeze_bytes)
+        self._held = [memory for _, memory in (*left, *kept)]
+        self.taken.protect(
+            freeze_bytes, [place for place, _ in left], [(place, memory.data_ptr()) for place, memory in kept]
+        )
         self.look()
         return time.perf_counter() - start
 

@@ -1,33 +1,154 @@
-"""The hooks that keep an optimizer from changing what is still being read."""
+"""What keeps an optimizer from changing what is still being read."""
 
 from __future__ import annotations
 
+import os
+import time
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zerostall.core.reading import Flipping
+from zerostall.telemetry import say_once
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import torch
 
+    from zerostall.core.reading import Claim, Placed
+    from zerostall.telemetry import Stats
+    from zerostall.trainer.captures import Taken
+    from zerostall.trainer.flight import Flight
+    from zerostall.trainer.policies import Policies
+
 
 class Guard:
-    """Calls `protect` before every step of the given optimizers, until `remove`.
+    """Watches one snapshot at a time; a training thread drives it.
 
-    The optimizers hold only a weak reference to what they call, so a forgotten checkpointer can be collected.
+    Before every step of the given optimizers, until `remove`, nothing is left to be read; an optimizer that flips asks
+    for itself, and goes on sooner. They hold only weak references, so that a forgotten checkpointer can be collected.
     """
 
-    def __init__(self, optimizers: Iterable[torch.optim.Optimizer], protect: Callable[[], None]) -> None:
-        call = weakref.WeakMethod(protect)  # pyright: ignore[reportArgumentType]
+    def __init__(
+        self,
+        optimizers: Iterable[torch.optim.Optimizer],
+        policies: Policies,
+        stats: Stats,
+        revoke: Callable[[Flight], None],
+    ) -> None:
+        self._policies = policies
+        self._stats = stats
+        self._revoke = revoke
+        self._pid = os.getpid()
+        self._flight: Flight | None = None
+        self._flipping: list[Flipping] = []
+        me = weakref.ref(self)
 
         def before_step(*_: object) -> None:
-            protect_now = call()
-            if protect_now is not None:
-                protect_now()
+            if (guard := me()) is not None:
+                guard.protect()
 
-        self._handles = [optimizer.register_step_pre_hook(before_step) for optimizer in optimizers]
+        self._handles = [
+            optimizer.register_step_pre_hook(before_step)
+            for optimizer in optimizers
+            if not (policies.offers_flips and self._flips(optimizer))
+        ]
+        policies.flips = bool(self._flipping)
+
+    def _flips(self, optimizer: torch.optim.Optimizer) -> bool:
+        kind = type(optimizer)
+        reason = "it cannot; zerostall.optim has some that can"
+        if isinstance(optimizer, Flipping):
+            reason = optimizer.flip_for(_Reader(self), self._policies.most_bytes)
+            if reason is None:
+                self._flipping.append(optimizer)
+                return True
+        if self._policies.asked == "flip":
+            name = f"{kind.__module__}.{kind.__qualname__}"
+            say_once(
+                f"no-flip {name} {reason}",
+                "policy 'flip': %s does not (%s); what of it is not read yet is put aside or waited for",
+                name,
+                reason,
+            )
+        return False
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        for optimizer in self._flipping:
+            optimizer.flip_for(None, 0)
+        self._flipping = []
+
+    def watch(self, flight: Flight) -> None:
+        """From now on until the next guard this snapshot is being read."""
+        self._flight = flight
+
+    def protect(self) -> None:
+        """Nothing that `save` still has to read may change before this returns."""
+        self._let_go((), ())
+
+    def look_back(self) -> None:
+        """A snapshot that is captured is looked at for the last time: the next guard need not see it again."""
+        if self._flight is not None and self._flight.taken.capture.done():
+            self.protect()
+
+    def pending(self) -> Mapping[tuple[int, int], int] | None:
+        """See `zerostall.core.reading.Reader`."""
+        self.look_back()
+        if self._flight is None or self._pid != os.getpid():
+            return None
+        if self._policies.choice.policy != "flip":
+            return {}
+        taken = self._flight.taken
+        addresses, entries = taken.sources.pointers, taken.layout.entries
+        return {(addresses[index], entries[index].nbytes): index for index in taken.capture.pending}
+
+    def claim(self, left: Sequence[Placed], kept: Sequence[Placed]) -> Claim:
+        """See `zerostall.core.reading.Reader`."""
+        assert self._flight is not None
+        taken = self._flight.taken
+        self._let_go(left, kept)
+        return _Claim(taken)
+
+    def _let_go(self, left: Sequence[Placed], kept: Sequence[Placed]) -> None:
+        if self._pid != os.getpid():
+            return  # in a forked child nothing is saved
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return
+        self._stats.record_free(time.perf_counter() - flight.begun)
+        entries = flight.taken.layout.entries
+        spared = sum(entries[place].nbytes for place, _ in (*left, *kept))
+        self._stats.record_guard(flight.protect(self._policies.freeze_bytes(spared), left, kept))
+        if flight.late:
+            self._revoke(flight)
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    taken: Taken
+
+    def release(self) -> None:
+        self.taken.capture.release(streams=self.taken.devices.now())
+
+    def over(self) -> bool:
+        return self.taken.capture.done()
+
+
+class _Reader:
+    """A guard as an optimizer knows it, which must not keep it alive."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = weakref.ref(guard)
+
+    def pending(self) -> Mapping[tuple[int, int], int] | None:
+        guard = self._guard()
+        return guard.pending() if guard is not None else None
+
+    def claim(self, left: Sequence[Placed], kept: Sequence[Placed]) -> Claim:
+        guard = self._guard()
+        assert guard is not None  # it has just been asked what is pending
+        return guard.claim(left, kept)

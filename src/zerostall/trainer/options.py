@@ -13,7 +13,6 @@ from zerostall.config import Policy, WhenBusy
 from zerostall.core import matching
 from zerostall.core.policy import Remote
 from zerostall.core.retention import Keep
-from zerostall.errors import CapabilityError
 from zerostall.tiers.urls import is_url
 from zerostall.wire import messages as m
 
@@ -50,8 +49,6 @@ class Options:
         remote: str | Remote | None,
     ) -> Options:
         """Check every choice; ValueError names the one that is wrong and what it may be."""
-        if policy in ("flip", "auto"):
-            raise CapabilityError(f"policy={policy!r} is not in this version", hint="use 'overlap' or 'freeze'")
         _one_of("policy", policy, get_args(Policy))
         _one_of("when_busy", when_busy, get_args(WhenBusy))
         _one_of("guard", guard, ("hooks", "manual"))
@@ -76,10 +73,6 @@ class Options:
             require_finite=require_finite,
             remote=Remote(remote) if isinstance(remote, str) else remote,
         )
-
-    def guard_bytes(self) -> int:
-        """Memory the guard may move pending chunks to."""
-        return self.freeze_bytes if self.policy == "freeze" else 0
 
     def rules(self, patience: float) -> m.Rules:
         """The part that concerns the agent; `patience` as in `m.Rules`."""
