@@ -75,7 +75,7 @@ class Elsewhere:
                 found[copy.step] = m.CopyFacts(copy.step, TIER, copy.clean, copy.began, reason, copy.world)
         for step, created in here.items():
             # Of a run with one rank, an image that is whole here is all there is to know.
-            if step not in found:
+            if step not in found or world == 1:
                 alone = world == 1
                 began = created if alone else 0.0
                 found[step] = m.CopyFacts(step, TIER, alone, began, "" if alone else unknown, world)
