@@ -179,16 +179,19 @@ void bind_files(nb::module_& m) {
       .def(
           "__init__",
           [](FileRead* self, nb::object pool, int fd, uint64_t image, uint64_t nbytes, uint64_t chunk_bytes,
-             std::vector<uint32_t> checksums, bool direct) {
+             std::vector<uint32_t> checksums, bool direct, const std::optional<std::vector<uint64_t>>& only) {
             const auto& workers = nb::cast<const zs::Pool&>(pool);
             make(self, {pool}, [&] {
               return zs::FileRead::begin(workers, fd, pointer<std::byte>(image), nbytes, chunk_bytes,
-                                         std::move(checksums), direct);
+                                         std::move(checksums), direct, only);
             });
           },
           "pool"_a, "fd"_a, "image"_a, "nbytes"_a, nb::kw_only(), "chunk_bytes"_a, "checksums"_a, "direct"_a,
+          "only"_a = nb::none(),
           nb::sig("def __init__(self, pool: Pool, fd: int, image: int, nbytes: int, *, chunk_bytes: int, "
-                  "checksums: collections.abc.Sequence[int], direct: bool) -> None"))
+                  "checksums: collections.abc.Sequence[int], direct: bool, "
+                  "only: collections.abc.Sequence[int] | None = None) -> None"),
+          "With `only`, no chunk but these is read.")
       .def_prop_ro(
           "bad", [](const FileRead& r) { return r.get().bad(); },
           "Chunks so far that fail their checksum or that the file does not have.")

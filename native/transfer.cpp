@@ -50,16 +50,24 @@ void FileWrite::close(bool whole) {
 }
 
 std::shared_ptr<FileRead> FileRead::begin(const Pool& pool, int fd, std::byte* image, uint64_t nbytes,
-                                          uint64_t chunk_bytes, std::vector<uint32_t> checksums,
-                                          bool direct) {
+                                          uint64_t chunk_bytes, std::vector<uint32_t> checksums, bool direct,
+                                          const std::optional<std::vector<uint64_t>>& only) {
+  std::vector<bool> wanted(only ? checksums.size() : 0);
+  if (only)
+    for (const uint64_t chunk : *only) {
+      if (chunk >= wanted.size()) throw Error(Kind::usage, "there is no chunk " + std::to_string(chunk));
+      wanted[chunk] = true;
+    }
   auto checks = std::make_unique<Checks>(nbytes, chunk_bytes, std::move(checksums));
   std::shared_ptr<FileRead> job(new FileRead(pool, fd, image, std::move(checks), direct));
+  job->wanted_ = std::move(wanted);
   job->start();
   return job;
 }
 
 void FileRead::work(uint64_t index) {
   const Checks::Block block = checks_->block(index);
+  if (!wanted_.empty() && !wanted_[block.chunk]) return;
   if (file_.read(image_ + block.offset, block.nbytes, block.offset))
     checks_->record(index, crc32c(image_ + block.offset, block.nbytes));
   else

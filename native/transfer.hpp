@@ -42,11 +42,13 @@ class FileWrite final : public Transfer {
   std::once_flag reserved_;
 };
 
-// Chunks that fail their checksum or are not there are told by bad(); they do not fail the job.
+// Chunks that fail their checksum or are not there are told by bad(); they do not fail the job. With `only`,
+// no chunk but these is read.
 class FileRead final : public Transfer {
  public:
   static std::shared_ptr<FileRead> begin(const Pool& pool, int fd, std::byte* image, uint64_t nbytes,
-                                         uint64_t chunk_bytes, std::vector<uint32_t> checksums, bool direct);
+                                         uint64_t chunk_bytes, std::vector<uint32_t> checksums, bool direct,
+                                         const std::optional<std::vector<uint64_t>>& only = std::nullopt);
   std::vector<uint64_t> bad() const { return checks_->bad(); }
   uint64_t verified() const { return checks_->verified(); }
 
@@ -56,6 +58,7 @@ class FileRead final : public Transfer {
 
  private:
   using Transfer::Transfer;
+  std::vector<bool> wanted_;  // by chunk; empty: all
 };
 
 }  // namespace zs

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from zerostall.trainer.exchange.files import export, import_file
     from zerostall.trainer.exchange.loading import load
     from zerostall.trainer.saving import Saving
+    from zerostall.trainer.state.rank_local import RankLocal
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "ExportOptions",
     "ImportOptions",
     "Keep",
+    "RankLocal",
     "Remote",
     "Saving",
     "diff",
@@ -46,6 +48,7 @@ _HOMES = {
     "ExportOptions": "zerostall.core.exchange",
     "ImportOptions": "zerostall.core.exchange",
     "Keep": "zerostall.core.retention",
+    "RankLocal": "zerostall.trainer.state.rank_local",
     "Remote": "zerostall.core.policy",
     "Saving": "zerostall.trainer.saving",
     "diff": "zerostall.flow.catalog",

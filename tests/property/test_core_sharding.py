@@ -15,6 +15,7 @@ from zerostall.core.boxes import Box, runs, stretch, tiling_problem
 from zerostall.core.cuts import Cut, held
 from zerostall.core.layout import Shard
 from zerostall.core.partition import Offer, Row, Stand
+from zerostall.core.shards import tile_name
 
 SHAPES = st.lists(st.integers(0, 9), max_size=3).map(tuple)
 
@@ -142,8 +143,8 @@ def store(sizes, tensors, grain=None):
         shards, data = [], {}
         for part in decided.parts:
             array = by_name[part.row.name]
-            for box, _ in part.boxes:
-                name = part.row.name if len(part.boxes) == 1 else pieces.box_name(part.row.name, box.start)
+            for number, (box, _) in enumerate(part.boxes):
+                name = tile_name(part.row.name, number)
                 shards.append(Shard(name, part.row.dtype, box.shape, array.shape, box.start))
                 data[name] = array[cut_of(box)]
         layout = layouts.build(shards)
@@ -271,3 +272,10 @@ def test_a_cluster_of_16384_ranks_on_paper():
     total = len(rows) * 8192 * 1024 * 4
     assert abs(mine - total / 16_384) <= 2 * partition.GRAIN
     assert found.shared[0].ranks == tuple(range(5_000 % 2048, 16_384, 2048))
+
+
+def test_names_that_are_tied_on_some_ranks_only_are_refused():
+    one = Offer(((),), (Row("m.a", "float32", (4,), 0),), (("m.b", "m.a"),))
+    other = offer_of(("m.a", "float32", (4,), 0), ("m.b", "float32", (4,), 0))
+    text = refusal((one, Stand(one.digest, ((),))), other)
+    assert "m.b: another name for m.a on rank 0, but a tensor of its own on rank 1" in text

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import zerostall.trainer.checkpointer  # noqa: F401 - everything is loaded before the fork
 from crash.states import Job
-from ranks import scenarios
+from ranks import scenarios, sharded
 
 torch.set_num_threads(1)
 Job().train_one_step()
@@ -29,7 +29,7 @@ def main(words: list[str]) -> int:
     else:
         dist.init_process_group("gloo", init_method=rendezvous, rank=int(rank), world_size=int(size))
     try:
-        getattr(scenarios, name)(*more)
+        getattr(scenarios if hasattr(scenarios, name) else sharded, name)(*more)
     except Exception as error:
         print(f"FAILED {type(error).__name__}: {error}", flush=True)
         raise

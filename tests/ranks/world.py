@@ -41,7 +41,7 @@ class Ranks:
     def wait(self) -> list[str]:
         """What each rank said, once all have ended well."""
         for rank, child in enumerate(self.rank):
-            code = child.wait()
+            code = child.wait(300)
             assert code == 0, f"rank {rank} ended with {code}:\n{child.printed()}"
         return [self.said(rank) for rank in range(self.size)]
 

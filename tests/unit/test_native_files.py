@@ -11,7 +11,7 @@ import pytest
 
 from unit.native_images import checksums_of, segment_with
 from zerostall.errors import CorruptError, StorageError
-from zerostall.native import FileRead, FileWrite, Pool, Segment, Verify
+from zerostall.native import FileRead, FileWrite, Pool, Segment, Verify, crc32c
 
 CHUNK = 64 << 10
 
@@ -175,3 +175,24 @@ def test_a_full_disk_is_told_with_its_number(pool: Pool) -> None:
         with pytest.raises(OSError, match="No space left") as caught:
             job.wait(30)
     assert caught.value.errno == 28
+
+
+def test_only_the_chunks_that_are_asked_for_are_read(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 100
+    path = tmp_path / "image"
+    path.write_bytes(data)
+    checksums = [crc32c(data[at : at + 4096]) for at in range(0, len(data), 4096)]
+    image = Segment("only", len(data) + 4096 - len(data) % 4096, populate=False)
+    pool = Pool("only", 2)
+    with path.open("rb") as file:
+        common = (pool, file.fileno(), image.address, len(data))
+        read = FileRead(*common, chunk_bytes=4096, checksums=checksums, direct=False, only=[1, len(checksums) - 1])
+        read.wait(None)
+        with pytest.raises(ValueError, match="there is no chunk 99"):
+            FileRead(*common, chunk_bytes=4096, checksums=checksums, direct=False, only=[99])
+    assert read.bad == []
+    view = image.view(0, len(data))
+    last = 4096 * (len(checksums) - 1)
+    assert bytes(view[4096:8192]) == data[4096:8192] and bytes(view[last:]) == data[last:]
+    assert not any(view[:4096]) and not any(view[8192:last])
+    pool.close()

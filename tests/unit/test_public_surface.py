@@ -12,7 +12,7 @@ import zerostall
 from zerostall import errors
 
 NAMES = {
-    *("Checkpointer", "ExportOptions", "ImportOptions", "Keep", "Remote", "Saving", "errors"),
+    *("Checkpointer", "ExportOptions", "ImportOptions", "Keep", "RankLocal", "Remote", "Saving", "errors"),
     *("diff", "export", "import_file", "load", "pin", "snapshots", "verify"),
 }
 ERRORS = {
@@ -50,6 +50,7 @@ PARAMETERS = {
     "Saving.wait": "self tier timeout",
     "Keep": "last every best mode",
     "Remote": "url every keep rate",
+    "RankLocal": "value only",
     "snapshots": "where",
     "verify": "where step progress",
     "load": "where step names",

@@ -279,28 +279,53 @@ def test_parametrized_modules() -> None:
     assert torch.equal(target.weight, source.weight)
 
 
-def test_distributed_state_is_refused() -> None:
-    class Sharded(nn.Module):
+def test_fsdp1_is_refused() -> None:
+    class FullyShardedDataParallel(nn.Module):
         pass
 
-    Sharded.__module__ = "torch.distributed.fsdp.fully_sharded_data_parallel"
-    with pytest.raises(StateError, match="distributed state is not supported yet"):
-        save(m=nn.Sequential(Sharded()))
+    FullyShardedDataParallel.__module__ = "torch.distributed.fsdp.fully_sharded_data_parallel"
+    with pytest.raises(StateError, match=r"m\.0 is wrapped by FullyShardedDataParallel .* use .*fully_shard"):
+        save(m=nn.Sequential(FullyShardedDataParallel()))
 
 
-def test_a_real_distributed_tensor_is_refused() -> None:
+def test_a_distributed_tensor_of_one_rank_is_its_local_one() -> None:
     from torch import distributed
-    from torch.distributed.tensor import DeviceMesh, distribute_tensor
+    from torch.distributed.tensor import DeviceMesh, DTensor, Partial, distribute_tensor
 
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
-        sharded = nn.Parameter(distribute_tensor(torch.ones(4), DeviceMesh("cpu", [0])))
-        module = nn.Module()
-        module.w = sharded
-        with pytest.raises(StateError, match=r"m\.w is a DTensor: distributed state is not supported yet"):
-            save(m=module)
-        with pytest.raises(StateError, match="distributed"):
-            save(o=torch.optim.SGD([sharded]))
+        mesh = DeviceMesh("cpu", [0])
+
+        def made(value: float) -> tuple[nn.Module, torch.optim.Optimizer]:
+            module = nn.Module()
+            module.w = nn.Parameter(distribute_tensor(torch.full((4, 3), value), mesh))
+            module.b = nn.Parameter(torch.full((3,), value))
+            return module, torch.optim.Adam(module.parameters(), foreach=False)
+
+        source, optimizer = made(1.0)
+        for parameter in (source.w, source.b):
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        saved = save(m=source, o=optimizer)
+        target, other = made(2.0)
+        restore(saved, m=target, o=other)
+        assert torch.equal(target.w.full_tensor(), source.w.full_tensor())
+        moments = other.state[target.w]["exp_avg"]
+        assert isinstance(moments, DTensor), "state is dealt out as its parameter is"
+        assert torch.equal(moments.full_tensor(), optimizer.state[source.w]["exp_avg"].full_tensor())
+        plain = nn.Module()
+        plain.w, plain.b = nn.Parameter(torch.zeros(4, 3)), nn.Parameter(torch.zeros(3))
+        restore(save(m=source), m=plain)
+        assert torch.equal(plain.w, source.w.full_tensor())
+        state = State({"m": source}, rng=False)
+        survey = state.survey()
+        assert state.fits(survey)
+        source.w._local_tensor = source.w._local_tensor.clone()
+        assert not state.fits(survey), "the old local tensor would be saved"
+        half = nn.Module()
+        half.w = nn.Parameter(DTensor.from_local(torch.ones(4), mesh, [Partial()]))
+        with pytest.raises(StateError, match=r"m\.w is a distributed tensor with a Partial placement"):
+            save(m=half)
     finally:
         distributed.destroy_process_group()
 

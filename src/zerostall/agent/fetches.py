@@ -1,8 +1,13 @@
-"""Copies brought back for trainers: what is there, and the bytes of one image in memory that a trainer can map."""
+"""Copies brought back for trainers: what is there, and the bytes of images in memory that a trainer can map.
+
+A trainer reads its own rank's image whole, or chunks of any rank's. Chunks that are read from disk lie in one segment
+for all trainers of the node, each at its place in the image, so that each is read once while somebody holds them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from zerostall import native
@@ -12,6 +17,7 @@ from zerostall.core.candidates import Past, left_behind
 from zerostall.errors import AgentError, FormatError, SnapshotNotFoundError, StorageError, ZerostallError
 from zerostall.flow.worker import Worker
 from zerostall.telemetry import log
+from zerostall.tiers.contract import Stored
 from zerostall.tiers.host import stride_of
 from zerostall.wire import messages as m
 
@@ -21,12 +27,29 @@ if TYPE_CHECKING:
     from zerostall.agent.berth import Berth
     from zerostall.agent.client import Client
     from zerostall.agent.elsewhere import OfRun
+    from zerostall.core.manifest import Manifest, RankFacts
     from zerostall.flow.governor import Governor
     from zerostall.tiers.contract import RunTier
     from zerostall.tiers.disk import DiskTier
+    from zerostall.tiers.host import HostTier
     from zerostall.tiers.remote import RemoteTier
 
 Post = Callable[[Callable[[], None]], None]
+
+
+@dataclass(slots=True, eq=False)
+class Shared:
+    """Chunks of one image, as far as they were asked for.
+
+    Attributes:
+        users: how many requests hold it or wait for it; the loop's.
+        segment: of the image's size, made when the first chunk is read; the reader's.
+        present: the chunks that are there, checked; the reader's.
+    """
+
+    users: int = 0
+    segment: native.Segment | None = None
+    present: set[int] = field(default_factory=set)
 
 
 class Fetches:
@@ -39,6 +62,7 @@ class Fetches:
         self._post = post
         self.elsewhere: OfRun | None = None  # what other nodes have, where this one belongs to a cluster
         self._steps: list[int] = []
+        self._shared: dict[tuple[str, int, int], Shared] = {}
         self._reader = Worker(f"fetch {disk.where.name}")
 
     def busy(self) -> bool:
@@ -54,45 +78,161 @@ class Fetches:
     def find(self, client: Client, request: m.Find, rank: int, host: tuple[m.CopyFacts, ...]) -> None:
         """Answer with the copies of every step, damaged ones with the reason."""
 
-        def look() -> None:
+        def look() -> m.Message:
+            disk = (self._look_at(step, rank) for step in self._disk.steps())
+            near = host + tuple(copy for copy in disk if copy is not None)
+            near += self.elsewhere.copies(rank) if self.elsewhere else ()
+            return m.Found(id=request.id, copies=near + tuple(self._look_afar(near)))
+
+        self._answer(client, request.id, look)
+
+    def describe(self, client: Client, berths: Mapping[int, Berth], rank: int, request: m.Describe) -> None:
+        """Answer with layouts and records of all ranks at a step."""
+        manifest, here = self._in_memory(berths, rank, request.step) if request.tier == "host" else (None, {})
+
+        def look() -> m.Message:
+            if request.tier == "replica":
+                stored = self._elsewhere(request.step, rank)
+            else:
+                run = self._run(request.tier)
+                with self._governor.restoring():
+                    stored = [
+                        here.get(facts.rank) or self._stored(run, request.step, facts, manifest is not None)
+                        for facts in (manifest or run.manifest(request.step)).ranks
+                    ]
+            numbers: dict[str, int] = {}
+            for one in stored:
+                numbers.setdefault(one.layout.digest, len(numbers))
+            each = {one.layout.digest: one.layout for one in stored}
+            return m.Described(
+                id=request.id,
+                layouts=tuple(layouts.encode(each[digest]) for digest in numbers),
+                layout_of=tuple(numbers[one.layout.digest] for one in stored),
+                records=tuple(manifests.encode_record(one.record) for one in stored),
+            )
+
+        self._answer(client, request.id, look)
+
+    def fetch(self, client: Client, berths: Mapping[int, Berth], rank: int, request: m.Fetch) -> None:
+        """Answer with an image of a step in memory; held until the client releases it or is gone."""
+        wanted = rank if request.rank is None else request.rank
+        berth = berths.get(wanted)
+        tier = berth.tier_with(request.step) if request.tier == "host" and berth is not None else None
+        if tier is not None:
+            self._from_host(client, tier, request)
+        elif request.tier == "replica":
+            if self.elsewhere is None:
+                raise SnapshotNotFoundError("this node belongs to no cluster: there are no copies on other nodes")
+            self._from_elsewhere(client, wanted, request, self.elsewhere)
+        elif request.chunks is not None:
+            # A step in memory of which this rank's image lies on another node: on disk are the same bytes.
+            self._chunks(client, wanted, request)
+        elif request.tier == "host":
+            raise SnapshotNotFoundError(f"step {request.step} is no longer in host memory")
+        else:
+            self._from(self._run(request.tier), client, wanted, request)
+
+    def _run(self, tier: str) -> RunTier:
+        """Where chunks of a step are read from; of one in memory, those that are not on this node, from the disk."""
+        if tier == "remote" and self.remote is not None:
+            return self.remote
+        if tier not in ("host", "disk"):
+            raise FormatError(f"no tier {tier!r}")
+        return self._disk
+
+    # ---------------------------------------------------------------------------------------------- what is there
+
+    def _in_memory(
+        self, berths: Mapping[int, Berth], rank: int, step: int
+    ) -> tuple[Manifest | None, dict[int, Stored]]:
+        """The manifest of a step that is clean in memory, and what of it is in memory of this node."""
+        tiers = {other: tier for other, berth in berths.items() if (tier := berth.tier_with(step)) is not None}
+        if rank not in tiers:
+            # This rank was not there, or its image is gone: any other's manifest is as good.
+            rank = min(tiers, default=-1)
+        if rank < 0:
+            raise SnapshotNotFoundError(f"step {step} is no longer in host memory")
+        manifest = tiers[rank].manifest(step)
+        here: dict[int, Stored] = {}
+        for facts in manifest.ranks:
+            tier = tiers.get(facts.rank)
+            if tier is None:
+                continue
+            record = tier.record_of(step)
+            if manifests.facts(record, manifests.encode_record(record)) == facts:
+                here[facts.rank] = Stored(tier.layout, record)
+        return manifest, here
+
+    def _stored(self, run: RunTier, step: int, facts: RankFacts, from_memory: bool) -> Stored:
+        """One rank's layout and record; of a step in memory only if it is the very same that is on disk."""
+        if from_memory:
             try:
-                disk = (self._look_at(step, rank) for step in self._disk.steps())
-                near = host + tuple(copy for copy in disk if copy is not None)
-                near += self.elsewhere.copies(rank) if self.elsewhere else ()
-                copies = near + tuple(self._look_afar(near))
-                answer: m.Message = m.Found(id=request.id, copies=copies)
+                same = run.manifest(step).ranks[facts.rank : facts.rank + 1] == (facts,)
+            except (FormatError, FileNotFoundError):
+                same = False
+            if not same:
+                raise SnapshotNotFoundError(f"step {step}: the image of rank {facts.rank} is not on this node")
+        return run.open(step, facts.rank)
+
+    def _look_at(self, step: int, rank: int) -> m.CopyFacts | None:
+        """What there is of a step; None when it has just been evicted."""
+        created, world = 0.0, 0
+        try:
+            manifest = self._disk.manifest(step)
+            created, world = manifest.created, manifest.world
+            if rank < world:
+                self._disk.open(step, rank)
+        except SnapshotNotFoundError:
+            return None
+        except (ZerostallError, OSError) as error:
+            why = m.plain(str(error.args[0] if error.args else error))
+            return m.CopyFacts(step=step, tier="disk", clean=False, created=created, reason=why, world=world)
+        return m.CopyFacts(step=step, tier="disk", clean=True, created=created, world=world)
+
+    def _look_afar(self, near: tuple[m.CopyFacts, ...]) -> Iterator[m.CopyFacts]:
+        """What there is in the remote tier.
+
+        Raises:
+            StorageError: nobody can say, and there is nothing near: training must not begin anew for that.
+        """
+        if self.remote is None:
+            return
+        try:
+            found = self.remote.look(self.remote.steps())
+        except StorageError as error:
+            if not near:
+                raise
+            log.warning("%s: what is there is left out: %s", self.remote.where, error)
+            return
+        known = [Past(copy.step, copy.created) for copy in near]
+        for step, manifest, why in found:
+            created, world = (manifest.created, manifest.world) if manifest else (0.0, 0)
+            reason = m.plain(why or left_behind(Past(step, created), known))
+            yield m.CopyFacts(step=step, tier="remote", clean=not reason, created=created, reason=reason, world=world)
+
+    def _answer(self, client: Client, request: int, look: Callable[[], m.Message]) -> None:
+        def run() -> None:
+            try:
+                answer = look()
             except Exception as error:  # noqa: BLE001 - a trainer waits for the answer
-                answer = m.Refused.of(request.id, _ours(error, self._disk.where))
+                answer = m.Refused.of(request, _ours(error, self._disk.where))
             self._post(lambda: client.send(answer))
 
-        self._reader.submit(look)
+        self._reader.submit(run)
 
-    def fetch(self, client: Client, berth: Berth, request: m.Fetch) -> None:
-        """Answer with the image of a step in memory; held until the client releases it or is gone."""
-        if request.tier == "host":
-            self._from_host(client, berth, request)
-        elif request.tier == "disk":
-            self._from(self._disk, client, berth.rank, request)
-        elif request.tier == "replica" and self.elsewhere is not None:
-            self._from_elsewhere(client, berth.rank, request, self.elsewhere)
-        elif request.tier == "remote" and self.remote is not None:
-            self._from(self.remote, client, berth.rank, request)
-        else:
-            raise FormatError(f"no tier {request.tier!r}")
+    # ------------------------------------------------------------------------------------------------ whole images
 
-    def _from_host(self, client: Client, berth: Berth, request: m.Fetch) -> None:
-        tier = berth.tier_with(request.step)
-        if tier is None:
-            raise SnapshotNotFoundError(f"step {request.step} is no longer in host memory")
+    def _from_host(self, client: Client, tier: HostTier, request: m.Fetch) -> None:
         held = tier.hold(request.step)
         client.fetched.append(lambda: tier.release(held))
+        known = request.chunks is not None
         answer = m.Fetched(
             id=request.id,
             memory=m.Lent(tier.key, tier.segment.nbytes),
             offset=held.offset,
             passing=False,
-            layout=layouts.encode(tier.layout),
-            record=manifests.encode_record(held.image.record),
+            layout=b"" if known else layouts.encode(tier.layout),
+            record=b"" if known else manifests.encode_record(held.image.record),
             verified=False,
         )
         client.send(answer, tier.segment.fileno())
@@ -117,6 +257,8 @@ class Fetches:
 
         def bring() -> None:
             try:
+                if request.rank is not None:
+                    elsewhere.copies(rank)  # finds out which nodes have it
                 brought = elsewhere.bring(request, rank)
             except Exception as error:  # noqa: BLE001 - a trainer waits for the answer
                 refused = m.Refused.of(request.id, _ours(error, self._disk.where))
@@ -126,6 +268,25 @@ class Fetches:
                 self._post(lambda: self._hand(client, request.step, brought.answer, brought.fd, release))
 
         self._reader.submit(bring)
+
+    def _elsewhere(self, step: int, rank: int) -> list[Stored]:
+        """Layouts and records of all ranks, from other nodes' images."""
+        elsewhere = self.elsewhere
+        if elsewhere is None:
+            raise SnapshotNotFoundError("this node belongs to no cluster: there are no copies on other nodes")
+        found: dict[int, Stored] = {}
+        world = rank + 1
+        while len(found) < world:
+            wanted = rank if rank not in found else next(other for other in range(world) if other not in found)
+            elsewhere.copies(wanted)  # finds out which nodes have it
+            brought = elsewhere.bring(m.Fetch(id=0, step=step, tier="replica"), wanted)
+            try:
+                record = manifests.decode_record(brought.answer.record)
+                found[wanted] = Stored(layouts.decode(brought.answer.layout), record)
+                world = record.world
+            finally:
+                self._post(brought.release)
+        return [found[other] for other in range(world)]
 
     def _read(self, run: RunTier, request: m.Fetch, rank: int) -> tuple[m.Fetched, native.Segment]:
         stored = run.open(request.step, rank)
@@ -165,41 +326,70 @@ class Fetches:
         self._steps.remove(step)
         client.send(refused)
 
-    def _look_at(self, step: int, rank: int) -> m.CopyFacts | None:
-        """What there is of a step; None when it has just been evicted."""
-        created, world = 0.0, 0
-        try:
-            manifest = self._disk.manifest(step)
-            created, world = manifest.created, manifest.world
-            if rank < world:
-                self._disk.open(step, rank)
-        except SnapshotNotFoundError:
-            return None
-        except (ZerostallError, OSError) as error:
-            why = m.plain(str(error.args[0] if error.args else error))
-            return m.CopyFacts(step=step, tier="disk", clean=False, created=created, reason=why, world=world)
-        return m.CopyFacts(step=step, tier="disk", clean=True, created=created, world=world)
+    # ---------------------------------------------------------------------------------------------- shared chunks
 
-    def _look_afar(self, near: tuple[m.CopyFacts, ...]) -> Iterator[m.CopyFacts]:
-        """What there is in the remote tier.
+    def _chunks(self, client: Client, rank: int, request: m.Fetch) -> None:
+        step, chunks = request.step, request.chunks
+        assert chunks is not None
+        run = self._run(request.tier)
+        key = (run.name, step, rank)
+        self._steps.append(step)
+        shared = self._shared.setdefault(key, Shared())
+        shared.users += 1
 
-        Raises:
-            StorageError: nobody can say, and there is nothing near: training must not begin anew for that.
-        """
-        if self.remote is None:
-            return
-        try:
-            found = self.remote.look(self.remote.steps())
-        except StorageError as error:
-            if not near:
-                raise
-            log.warning("%s: what is there is left out: %s", self.remote.where, error)
-            return
-        known = [Past(copy.step, copy.created) for copy in near]
-        for step, manifest, why in found:
-            created, world = (manifest.created, manifest.world) if manifest else (0.0, 0)
-            reason = m.plain(why or left_behind(Past(step, created), known))
-            yield m.CopyFacts(step=step, tier="remote", clean=not reason, created=created, reason=reason, world=world)
+        def done() -> None:
+            self._steps.remove(step)
+            shared.users -= 1
+            if shared.users == 0:
+                del self._shared[key]
+                self._reader.submit(lambda: _close(shared))  # giving gigabytes back takes a while
+
+        def lend(segment: native.Segment) -> None:
+            if client.broken:
+                done()
+                return
+            client.fetched.append(done)
+            memory = m.Lent(0, segment.nbytes)
+            answer = m.Fetched(
+                id=request.id, memory=memory, offset=0, passing=True, layout=b"", record=b"", verified=True
+            )
+            client.send(answer, segment.fileno())
+
+        def refuse(refused: m.Refused) -> None:
+            done()
+            client.send(refused)
+
+        def read() -> None:
+            try:
+                with self._governor.restoring():
+                    segment = self._read_chunks(run, shared, step, rank, chunks)
+            except Exception as error:  # noqa: BLE001 - a trainer waits for the answer
+                refused = m.Refused.of(request.id, _ours(error, run.where))
+                self._post(lambda: refuse(refused))
+            else:
+                self._post(lambda: lend(segment))
+
+        self._reader.submit(read)
+
+    def _read_chunks(
+        self, run: RunTier, shared: Shared, step: int, rank: int, chunks: tuple[int, ...]
+    ) -> native.Segment:
+        """The segment with these chunks in it; what is there already is not read again."""
+        missing = sorted(set(chunks) - shared.present)
+        if shared.segment is None or missing:
+            stored = run.open(step, rank)
+            if missing and not 0 <= missing[0] <= missing[-1] < len(stored.record.checksums):
+                raise FormatError(f"the image of rank {rank} at step {step} has no chunk {missing[-1]}")
+            if shared.segment is None:
+                shared.segment = native.Segment(f"zerostall-chunks-{rank}", stride_of(stored.layout), populate=False)
+            run.get(step, rank, shared.segment.address, chunks=missing)
+            shared.present.update(missing)
+        return shared.segment
+
+
+def _close(shared: Shared) -> None:
+    if shared.segment is not None:
+        shared.segment.close()
 
 
 def _ours(error: Exception, where: Path | str) -> ZerostallError:

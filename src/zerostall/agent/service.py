@@ -266,7 +266,9 @@ class Service:
                     run.fetches.elsewhere = self.elsewhere.of_run(run.folder.facts.run, run.world)
                 run.fetches.find(client, message, berth.rank, tuple(berth.clean_copies()))
             case m.Fetch():
-                run.fetches.fetch(client, berth, message)
+                run.fetches.fetch(client, run.berths, berth.rank, message)
+            case m.Describe():
+                run.fetches.describe(client, run.berths, berth.rank, message)
             case m.Tidy():
                 run.when_tidy(lambda: client.send(m.Done(id=message.id)))
             case m.Release():

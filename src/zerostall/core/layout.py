@@ -20,7 +20,7 @@ from zerostall.core import safetensors
 from zerostall.core.dtypes import DTYPES
 from zerostall.core.envelope import VERSION, seal, unseal
 from zerostall.core.safetensors import ALIGN, MAX_BYTES, MAX_HEADER
-from zerostall.core.shards import Entry, Shard, View, place_problems, shard_problems, view_problems
+from zerostall.core.shards import Entry, Shard, View, place_problems, shard_problems, untiled, view_problems
 from zerostall.errors import FormatError, StateError
 
 if TYPE_CHECKING:
@@ -161,8 +161,13 @@ def fingerprint(layouts: Iterable[Layout]) -> str:
     """
     seen: set[tuple[str, str, tuple[int, ...]]] = set()
     for layout in layouts:
-        seen.update((entry.name, entry.dtype, entry.global_shape) for entry in layout.entries)
-        seen.update((view.name, view.dtype, view.shape) for view in layout.views)
+        seen.update((untiled(entry.name), entry.dtype, entry.global_shape) for entry in layout.entries)
+        if layout.views:
+            cut = {entry.name: entry for entry in layout.entries if entry.shape != entry.global_shape}
+            for view in layout.views:
+                # Of a tensor that is cut there are no views but other names for all of a box.
+                shape = cut[view.base].global_shape if view.base in cut else view.shape
+                seen.add((untiled(view.name), view.dtype, shape))
     return hashlib.sha256(msgspec.json.encode(sorted(seen))).hexdigest()
 
 

@@ -49,10 +49,11 @@ class Row(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """What one or many ranks have: `rows` sorted by name, `ways` to cut."""
+    """What one or many ranks have: `rows` sorted by name, `ways` to cut, and other names: (name, the row's name)."""
 
     ways: tuple[tuple[Cut, ...], ...]
     rows: tuple[Row, ...]
+    aliases: tuple[tuple[str, str], ...] = ()
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -243,6 +244,15 @@ class _Crowd:
             problem = self._difference(rows) if len(rows) > 1 else ""
             if problem := problem or self._hole(rows):
                 found.append(f"{name}: {problem}")
+        aliases: dict[str, tuple[str, bytes]] = {}
+        for digest, offer in self._offers.items():
+            for name, base in offer.aliases:
+                first, where = aliases.setdefault(name, (base, digest))
+                one = f"{name}: another name for {first} on {listed(self._ranks[where])}"
+                if name in self._rows:
+                    found.append(f"{one}, but a tensor of its own on {listed(self._ranks[self._rows[name][0][0]])}")
+                elif base != first:
+                    found.append(f"{one}, but for {base} on {listed(self._ranks[digest])}")
         return found
 
     def _difference(self, rows: Sequence[tuple[bytes, Row]]) -> str:
@@ -251,8 +261,8 @@ class _Crowd:
         for digest, row in rows[1:]:
             theirs = self._offers[digest].ways[row.way]
             if (row.dtype, row.shape, theirs) != (first.dtype, first.shape, cuts):
-                one = f"{_kind(first, cuts)} on {_listed(self._ranks[first_digest])}"
-                return f"{one}, but {_kind(row, theirs)} on {_listed(self._ranks[digest])}"
+                one = f"{_kind(first, cuts)} on {listed(self._ranks[first_digest])}"
+                return f"{one}, but {_kind(row, theirs)} on {listed(self._ranks[digest])}"
         return ""
 
     def _hole(self, rows: Sequence[tuple[bytes, Row]]) -> str:
@@ -274,7 +284,8 @@ def _kind(row: Row, cuts: Iterable[Cut]) -> str:
     return f"{row.dtype} ({', '.join(map(str, row.shape))}) {'cut along ' + ways if ways else 'whole'}"
 
 
-def _listed(ranks: Sequence[int]) -> str:
+def listed(ranks: Sequence[int]) -> str:
+    """Name ranks, the first of them if they are many."""
     shown = ", ".join(map(str, ranks[:_RANKS])) + (f" and {len(ranks) - _RANKS} more" if len(ranks) > _RANKS else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 

@@ -1,7 +1,7 @@
 """A step as a whole: the tensors that all ranks' images hold together, and which image holds which box of each.
 
-An image that holds several boxes of one tensor gives each the tensor's name and `[=at <start>]` behind it; what belongs
-to one rank alone, for data of the same name on other ranks is other data, has `[=rank <number>]` behind its name.
+Of several boxes of one tensor in one image the first has the tensor's name, the others have `[=box <number>]` behind
+it. What belongs to one rank alone, while data of that name on other ranks is other data, has `[=rank <number>]`.
 """
 
 from __future__ import annotations
@@ -13,26 +13,16 @@ import msgspec
 
 from zerostall.core.boxes import Box, tiling_problem
 from zerostall.core.contents import is_whole_view
-from zerostall.core.shards import Entry, View
+from zerostall.core.shards import View, untiled
 from zerostall.errors import CorruptError, FormatError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from zerostall.core.layout import Layout
+    from zerostall.core.shards import Entry
 
-_AT = re.compile(r"\[=at [0-9,]*\]\Z")
 _RANK = re.compile(r"\[=rank ([0-9]+)\]\Z")
-
-
-def box_name(name: str, start: Sequence[int]) -> str:
-    """Return what the entry of one of several boxes of a tensor is called."""
-    return f"{name}[=at {','.join(map(str, start))}]"
-
-
-def tensor_name(name: str) -> str:
-    """Return the name of the tensor that an entry or a view is a box of."""
-    return _AT.sub("", name) if name.endswith("]") else name
 
 
 def local_name(name: str, rank: int) -> str:
@@ -100,7 +90,7 @@ def gather(layouts: Sequence[Layout | None]) -> Pieces:
         if layout is None:
             continue
         for entry in layout.entries:
-            name = tensor_name(entry.name)
+            name = untiled(entry.name)
             kind = facts.setdefault(name, (entry.dtype, entry.global_shape, rank))
             if kind[:2] != (entry.dtype, entry.global_shape):
                 raise FormatError(
@@ -126,7 +116,7 @@ def _take_views(layout: Layout, views: dict[str, View]) -> None:
     bases = {entry.name: entry for entry in layout.entries}
     for view in layout.views:
         base = bases[view.base]
-        name, of = tensor_name(view.name), tensor_name(view.base)
+        name, of = untiled(view.name), untiled(view.base)
         views.setdefault(name, _global_view(name, of, view, base))
 
 

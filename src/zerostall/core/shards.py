@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 MAX_NAME = 65_535
 """The longest name a tensor may have, in characters."""
 
+_TILE = re.compile(r"\[=box [0-9]+\]\Z")
 _RESERVED = "__metadata__"
 
 
@@ -43,6 +45,16 @@ class Shard(msgspec.Struct, frozen=True, gc=False):
         """Return the shard of a rank that holds all of a tensor."""
         sizes = tuple(shape)
         return Shard(name, dtype, sizes, sizes, (0,) * len(sizes))
+
+
+def tile_name(name: str, number: int) -> str:
+    """Return what the entry of one of several boxes of a tensor is called; the first has the tensor's own name."""
+    return f"{name}[=box {number}]" if number else name
+
+
+def untiled(name: str) -> str:
+    """Return the name of the tensor that an entry, or a view of it, is a box of."""
+    return _TILE.sub("", name) if name.endswith("]") else name
 
 
 class View(msgspec.Struct, frozen=True, gc=False):

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerostall import config, native
+from zerostall.core import pieces
 from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, StorageError
 from zerostall.flow.difference import Difference, Side, compare
 from zerostall.flow.image_reader import ImageReader
+from zerostall.flow.whole_difference import compare_wholes
 from zerostall.tiers.disk import DiskTier
 from zerostall.tiers.remote import RemoteTier
 from zerostall.tiers.store import Store
@@ -25,6 +27,7 @@ from zerostall.tiers.urls import is_url
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from zerostall.core.layout import Layout
     from zerostall.tiers.contract import RunTier
 
 Progress = Callable[[int, int], None]
@@ -118,7 +121,9 @@ def diff(where: str | os.PathLike[str], a: int, b: int, *, progress: Progress | 
             existing(run, step)
         before, after = (Side(run, step, run.manifest(step)) for step in (a, b))
         meter = _Meter(before.nbytes + after.nbytes, progress)
-        return compare(before, after, meter.add)
+        alike = [[rank.layout for rank in side.manifest.ranks] for side in (before, after)]
+        by_rank = alike[0] == alike[1] or max(map(len, alike)) == 1
+        return (compare if by_rank else compare_wholes)(before, after, meter.add)
 
 
 def pin(where: str | os.PathLike[str], step: int, pinned: bool = True) -> None:
@@ -254,14 +259,21 @@ def _verdict(run: RunTier, step: int, meter: _Meter) -> Verdict:
     except (FormatError, StorageError, SnapshotNotFoundError) as error:
         return Verdict(step, 0, (str(error.args[0]),))
     problems: list[str] = []
+    found: list[Layout | None] = [None] * manifest.world
     nbytes = 0
     for rank in range(manifest.world):
         try:
             stored = run.open(step, rank)
+            found[rank] = stored.layout
             with ImageReader(run.bytes_of(step, rank, stored), stored) as reader:
                 nbytes += _read_all(reader, problems, meter)
         except (FormatError, StorageError, SnapshotNotFoundError) as error:
             problems.append(str(error.args[0]))
+    if None not in found:
+        try:
+            pieces.gather(found).insist()
+        except FormatError as error:
+            problems.append(f"step {step}: {error.args[0]}")
     return Verdict(step, nbytes, tuple(problems))
 
 

@@ -136,7 +136,7 @@ def _compare_rank(
                 result.changed.append(Changed(label + content.name, content.dtype, content.shape, elements, changed))
             else:
                 result.equal += 1
-    result.values.extend(_changed_values(a.stored if a else None, b.stored if b else None, label))
+    result.values.extend(changed_values(a.stored if a else None, b.stored if b else None, label))
 
 
 def describe(content: Content) -> str:
@@ -193,7 +193,8 @@ def changed_elements(a: bytes | bytearray, b: bytes | bytearray, itemsize: int) 
     return len(lowest) - lowest.count(0)
 
 
-def _changed_values(a: Stored | None, b: Stored | None, label: str) -> Iterator[ChangedValue]:
+def changed_values(a: Stored | None, b: Stored | None, label: str) -> Iterator[ChangedValue]:
+    """The small values of two ranks that differ."""
     texts_a, texts_b = (
         {leaf.name: leaf.text for leaf in leaves.leaves(stored.record.values)} if stored else {} for stored in (a, b)
     )

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from zerostall.core.candidates import Past
@@ -115,6 +115,10 @@ class RunTier(Tier, Protocol):
 
     @property
     def where(self) -> Path | str: ...
+
+    def get(self, step: int, rank: int, address: int, *, chunks: Sequence[int] | None = None) -> Stored:
+        """As `Tier.get`; `chunks`: only these are read, each to its place in the image, and checked."""
+        ...
 
     def commit(self, manifest: Manifest, *, replace: bool = False, pin: bool = False) -> None:
         """As `Tier.commit`; `pin` marks the step so that retention never evicts it."""

@@ -38,7 +38,7 @@ from zerostall.tiers.layout_files import LayoutFiles
 from zerostall.tiers.modes import OWN, Modes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import Manifest, Record, RunFacts
@@ -150,7 +150,7 @@ class DiskTier:
             raise CorruptError(f"{path}: {record.nbytes} bytes, but its layout has {layout.nbytes}")
         return Stored(layout, record)
 
-    def get(self, step: int, rank: int, address: int) -> Stored:
+    def get(self, step: int, rank: int, address: int, *, chunks: Sequence[int] | None = None) -> Stored:
         stored = self.open(step, rank)
         path = self._folder(step) / names.image_file(rank)
         try:
@@ -163,6 +163,7 @@ class DiskTier:
                     chunk_bytes=stored.record.chunk_bytes,
                     checksums=stored.record.checksums,
                     direct=self._direct,
+                    only=chunks,
                 )
                 with storage_errors(path, f"step {step}", 0, doing="read"):
                     read.wait(None)

@@ -27,7 +27,7 @@ from zerostall.tiers.s3 import S3, why_not
 from zerostall.tiers.uploads import Gate, PlainUploads, S3Uploads, Uploads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import Manifest, RunFacts
@@ -143,7 +143,7 @@ class RemoteTier:
             raise CorruptError(f"{source}: {record.nbytes} bytes, but its layout has {layout.nbytes}")
         return Stored(layout, record)
 
-    def get(self, step: int, rank: int, address: int) -> Stored:
+    def get(self, step: int, rank: int, address: int, *, chunks: Sequence[int] | None = None) -> Stored:
         stored = self.open(step, rank)
         record = stored.record
         name = self.image_name(step, rank)
@@ -160,10 +160,11 @@ class RemoteTier:
             return False
 
         try:
-            whole = self._each(bring, range(len(record.checksums)))
+            wanted = range(len(record.checksums)) if chunks is None else chunks
+            whole = self._each(bring, wanted)
         except FileNotFoundError:
             raise CorruptError(f"{self.store.address(name)} is missing") from None
-        bad = [index for index, right in enumerate(whole) if not right]
+        bad = [index for index, right in zip(wanted, whole, strict=True) if not right]
         if bad:
             raise CorruptError(
                 f"{self.store.address(name)}: {len(bad)} of {len(whole)} chunks fail their checksum, "

@@ -137,6 +137,7 @@ class Checkpointer:
                 user_guards=guard == "manual",
                 choice=Choice.of(only, frozen, alone=self._world.size == 1),
                 expected=expect_shapes,
+                world=self._world,
             )
         agree_on_terms(self._world, self._where, self._options, run=run, rng=rng, guard=guard)
         self.stats = Stats()

@@ -16,7 +16,6 @@ from zerostall.core import manifest as manifests
 from zerostall.core.candidates import Copy, Past
 from zerostall.errors import (
     AgentError,
-    CapabilityError,
     CorruptError,
     FormatError,
     MismatchError,
@@ -26,6 +25,7 @@ from zerostall.errors import (
 )
 from zerostall.telemetry import log
 from zerostall.tiers.contract import Stored
+from zerostall.trainer import collecting
 from zerostall.trainer.captures import plan_of
 from zerostall.trainer.devices import Straightened
 from zerostall.wire import messages as m
@@ -107,8 +107,13 @@ def restore(source: Source, state: State, request: Request) -> Outcome:
     _say(where, damaged)
     seen = frozenset(common.seen)
     for past in common.ordered:
-        with world.excused(what), world.pulse():
-            tier, mine = _bring(source, state, request, past, copies)
+        if world.size > 1 or any(copy.world > 1 for copy in copies if copy.step == past.step):
+            tier, news = _collect(source, state, request, past, copies)
+            if tier:
+                return Outcome(past.step, seen, tier)
+            damaged |= dict(news)
+            continue
+        tier, mine = _bring(source, state, request, past, copies)
         news = _DAMAGE.decode(world.decide(msgspec.json.encode([] if tier else mine), _damage, what=what))
         if not news:
             if world.size > 1:
@@ -175,7 +180,6 @@ def _bring(
         for copy in candidates.order(copies, past.step).ordered:
             if copy.created != past.created or copy.label in dict(damaged):
                 continue
-            _refuse_other_world(source.world, copy)
             try:
                 with _mapped(source.link, source.mappings, copy) as mapped:
                     _put_back(source.devices, state, request, mapped, copy.label)
@@ -196,12 +200,44 @@ def _bring(
     return tier, damaged
 
 
-def _refuse_other_world(world: World, copy: Copy) -> None:
-    if copy.world != world.size:
-        raise CapabilityError(
-            f"{copy.label} was saved by {copy.world} ranks; this run has {world.size}",
-            hint="start as many ranks as saved it, or restore an older step",
-        )
+def _collect(
+    source: Source, state: State, request: Request, past: Past, copies: list[Copy]
+) -> tuple[str, list[tuple[str, str]]]:
+    """Put a step of several ranks back, or into several: this rank's tier, "" for none; and what is wrong with others.
+
+    Every rank looks into its nearest tier first. What one fails with, all have failed with, and try the next together.
+    """
+    world = source.world
+    damaged: list[tuple[str, str]] = []
+    tiers: list[str] = []
+    agents = turn = 0
+    while True:
+        if not tiers:
+            clean = [copy.tier for copy in candidates.order(copies, past.step).ordered if copy.created == past.created]
+            # From another node an image comes only whole, and here all of them are needed: the disk gives chunks.
+            tiers = sorted(clean, key=lambda tier: tier == "replica") or ["disk"]
+        tier = tiers[min(turn, len(tiers) - 1)]
+        try:
+            collecting.collect(source, state, request, Copy(past.step, tier), f"step {past.step}")
+            return tier, []
+        except (MismatchError, VersionError, WaitTimeoutError):
+            raise
+        except AgentError as error:
+            agents += 1
+            if agents == _ATTEMPTS:
+                raise
+            log.warning("%s: restoring begins again: %s", source.where, error.args[0])
+            with world.excused("restore: what is there now"), world.pulse():
+                copies[:] = _find(source.link, source.where)
+            tiers = []
+            continue
+        except (FormatError, SnapshotNotFoundError, OSError) as error:
+            damaged.append((f"step {past.step} in {tier}", str(error.args[0] if error.args else error)))
+            _say(source.where, dict(damaged[-1:]))
+        turn += 1
+        left = world.decide(b"" if turn >= len(tiers) else b"more", lambda every: b"".join(every), what="restore: more")
+        if not left:
+            return "", damaged
 
 
 def _say(where: Path | str, damaged: Mapping[str, str]) -> None:

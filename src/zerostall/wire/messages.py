@@ -3,9 +3,9 @@
 A request carries an `id` and is answered by a message with the same id (or by `Refused`). The others are events and
 are not answered. File descriptors travel beside a message (see `channel`).
 
-    trainer → agent   Hello  Lease  Adopt  Find  Fetch  Tidy  Status  Stop             (requests)
+    trainer → agent   Hello  Lease  Adopt  Find  Describe  Fetch  Tidy  Status  Stop   (requests)
                       Begin  Sealed  Discarded  Passed  Revoked  Promise  Release      (events)
-    agent → trainer   Welcome  Leased  Found  Fetched  Done  Report  Refused           (answers)
+    agent → trainer   Welcome  Leased  Found  Described  Fetched  Done  Report  Refused (answers)
                       Granted  Reached  Failed  Replaced  Spoiled  Awaiting  Hold      (events)
 """
 
@@ -203,12 +203,27 @@ class Find(Message, frozen=True):
     id: int
 
 
-class Fetch(Message, frozen=True):
-    """Bring the image of `step` from `tier` into memory that the trainer can map, and hold it there."""
+class Describe(Message, frozen=True):
+    """What do the images of all ranks hold at `step` in `tier`?"""
 
     id: int
     step: int
     tier: str
+
+
+class Fetch(Message, frozen=True):
+    """Bring an image of `step` from `tier` into memory that the trainer can map, and hold it there.
+
+    Attributes:
+        rank: whose image; None is the trainer's own.
+        chunks: only these chunks of it are looked at; None: the whole image, and its layout and record with it.
+    """
+
+    id: int
+    step: int
+    tier: str
+    rank: int | None = None
+    chunks: tuple[int, ...] | None = None
 
 
 class Release(Message, frozen=True):
@@ -291,10 +306,24 @@ class Found(Message, frozen=True):
     copies: tuple[CopyFacts, ...]
 
 
+class Described(Message, frozen=True):
+    """The records of all ranks' images, in order, and their layouts, each once.
+
+    Attributes:
+        layout_of: of each rank, the index of its layout.
+    """
+
+    id: int
+    layouts: tuple[bytes, ...]
+    layout_of: tuple[int, ...]
+    records: tuple[bytes, ...]
+
+
 class Fetched(Message, frozen=True):
     """The image lies at `offset` of a segment.
 
     Attributes:
+        layout, record: of the image; empty where chunks were asked for, for the trainer knows them.
         passing: the segment goes when it is released; otherwise it is this rank's memory.
         verified: its bytes were checked against the record while they were read.
     """
@@ -442,9 +471,9 @@ class Hold(Message, frozen=True):
     step: int
 
 
-_Request = Hello | Lease | Adopt | Find | Fetch | Tidy | Status | Stop
+_Request = Hello | Lease | Adopt | Find | Describe | Fetch | Tidy | Status | Stop
 FromTrainer = _Request | Begin | Sealed | Discarded | Passed | Revoked | Promise | Release
-_Answer = Welcome | Leased | Found | Fetched | Done | Report | Refused
+_Answer = Welcome | Leased | Found | Described | Fetched | Done | Report | Refused
 FromAgent = _Answer | Granted | Reached | Failed | Replaced | Spoiled | Awaiting | Hold
 
 

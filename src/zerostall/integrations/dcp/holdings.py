@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -12,7 +13,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from zerostall.core import values
 from zerostall.core.inert import Global, Made
 from zerostall.core.layout import Shard
-from zerostall.core.pieces import box_name
+from zerostall.core.shards import tile_name
 from zerostall.core.values import Document, TensorRef
 from zerostall.errors import FormatError, StateError
 from zerostall.flow.readable import Assembled, Plain
@@ -67,8 +68,8 @@ class Holdings:
         if tuple(tensor.shape) != tuple(data.chunk.sizes):
             raise StateError(f"{item.index.fqn}: a planner made {tuple(tensor.shape)} of {tuple(data.chunk.sizes)}")
         name, start = self._ticket.names[item.index.fqn], tuple(data.chunk.offsets)
-        if name in self.tensors:
-            name = box_name(name, start)
+        if name in self.tensors:  # another box of one that is here already
+            name = next(tiled for number in count(1) if (tiled := tile_name(name, number)) not in self.tensors)
         self.shards.append(Shard(name, dtype, tuple(tensor.shape), tuple(data.size), start))
         self.tensors[name] = tensor.resolve_conj().resolve_neg()
         return tensor.nbytes

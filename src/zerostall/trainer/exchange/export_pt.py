@@ -70,7 +70,7 @@ def _save(state: object, file: NewFile) -> None:
 
 def _nested(step: WholeStep, options: ExportOptions) -> object:
     merged = step.merged()
-    found = tree(merged, step.image(merged))
+    found = tree(merged, step.image(merged), step.ranks)
     root = options.root
     if root is not None and root not in found:
         raise ValueError(f"root {root}: names begin with {', '.join(found) or 'nothing'}")

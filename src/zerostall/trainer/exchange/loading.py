@@ -31,7 +31,7 @@ def load(
     """
     with opened_step(where, step) as found:
         merged = found.merged()
-        loaded = tree(merged, found.image(merged))
+        loaded = tree(merged, found.image(merged), found.ranks)
         if names is None:
             return loaded
         chosen = [names] if isinstance(names, str) else list(names)

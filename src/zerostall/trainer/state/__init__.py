@@ -3,7 +3,9 @@
 state       State: survey, fits, values, targets, accept
 walk tree   the objects, part by part; `parts/` has one file a kind of object; choice: what of them is saved
 surveying   a walk into a layout; aliasing: memory that several names share
+dealing     which of its tensors a rank stores; sharded: distributed tensors
 returning   where every stored tensor goes; aim, stored, refs, writes, tensors serve it; assigning: off the meta device
+            of several ranks' images: stored_step, gathering
 load        a stored state as new tensors
 """
 

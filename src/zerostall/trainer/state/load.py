@@ -2,31 +2,63 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, cast
 
+import msgspec
 import torch
 
-from zerostall.core import names
-from zerostall.trainer.state import refs, tensors, writes
+from zerostall.core import names, pieces
+from zerostall.trainer.state import refs, stored_step, tensors, writes
 from zerostall.trainer.state.aliasing import DISTINCT
 from zerostall.trainer.state.parts.optimizer_record import OptimizerRecord
 from zerostall.trainer.state.stored import StoredState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from zerostall.core.shards import Entry, View
     from zerostall.tiers.contract import Stored
     from zerostall.trainer.state.stored import StoredPart
 
+_log = logging.getLogger(__name__)
 
-def tree(stored: Stored, image: memoryview) -> dict[str, object]:
+
+def tree(stored: Stored, image: memoryview, ranks: Sequence[Stored] = ()) -> dict[str, object]:
     """Return what was saved, by root: containers as they were, a module or an optimizer as a dict.
 
     Every tensor is new memory of its own, but tensors that shared memory share it again. A module is a flat dict of
     tensors by path, an optimizer has "state" by parameter and "param_groups".
+
+    Args:
+        stored, image: all of the step, as one rank would have stored it.
+        ranks: those that have, if they were several. Small values are rank 0's, and what only others have said; of
+            what is each rank's own it is rank 0's, which is told.
     """
-    state = StoredState.read(stored)
+    state = StoredState.read(stored) if len(ranks) <= 1 else _of_ranks(stored, ranks)
     return _Loading(state, _Tensors(state, writes.as_bytes(image)).named).roots()
+
+
+def _of_ranks(stored: Stored, ranks: Sequence[Stored]) -> StoredState:
+    said = stored_step.read(ranks, 0, len(ranks)).state
+    entries: list[Entry] = []
+    views: list[View] = []
+    others = 0
+    for entry in stored.layout.entries:
+        bare, owner = pieces.owner(entry.name)
+        others += bool(owner)
+        if not owner:
+            entries.append(msgspec.structs.replace(entry, name=bare))
+    for view in stored.layout.views:
+        bare, owner = pieces.owner(view.name)
+        if not owner:
+            views.append(msgspec.structs.replace(view, name=bare, base=pieces.owner(view.base)[0]))
+    if others:
+        _log.warning("%d tensors are the own ones of ranks other than 0 (RankLocal) and are not loaded", others)
+    layout = msgspec.structs.replace(stored.layout, entries=tuple(entries), views=tuple(views))
+    state = StoredState(layout, said.parts, said.rng, said.base)
+    state.index()
+    return state
 
 
 def outline(stored: Stored, tensor: Callable[[str], torch.Tensor]) -> dict[str, object]:

@@ -11,7 +11,7 @@ import torch
 
 from zerostall.core import matching
 from zerostall.errors import MismatchError
-from zerostall.trainer.state import tensors, writes
+from zerostall.trainer.state import gathering, tensors, writes
 from zerostall.trainer.state.aim import Aim, Landing
 from zerostall.trainer.state.choice import identity
 from zerostall.trainer.state.parts.module import ModulePart
@@ -19,11 +19,14 @@ from zerostall.trainer.state.parts.rng import restore_generators
 from zerostall.trainer.state.stored import StoredState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from zerostall.core.layout import View
     from zerostall.core.matching import Match, Strict
     from zerostall.tiers.contract import Stored
+    from zerostall.trainer.state.assigning import Assignment
+    from zerostall.trainer.state.gathering import Gathering
+    from zerostall.trainer.state.stored_step import StoredStep
     from zerostall.trainer.state.tensors import Holder
     from zerostall.trainer.state.walk import Part, Walk
     from zerostall.trainer.state.writes import Writes
@@ -74,15 +77,35 @@ class Targets:
     views: list[tuple[View, Holder]]
     stored: StoredState
     writes: Writes
-    aim: Aim
-    parts: list[Part]
-    received: dict[str, Holder]
-    match: Match
-    rng: bool
+    rest: Rest
 
     def written(self) -> list[Holder]:
         """Everything whose bytes will be written, once where several names are one tensor."""
         return [*self.tensors, *(holder for _, holder in [*self.views, *self.writes.shared])]
+
+
+@dataclass(frozen=True, slots=True)
+class Landings:
+    """Where the bytes of a step of several ranks go. All checks are done but those of the bytes.
+
+    Attributes:
+        gathering: what is read of which rank's image.
+        rest: what is put back when that has been read.
+    """
+
+    gathering: Gathering
+    rest: Rest
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What is put back when the bytes have landed."""
+
+    aim: Aim
+    parts: list[Part]
+    received: dict[str, Holder]
+    match: Match
+    rng: object
 
 
 def aim(
@@ -96,10 +119,87 @@ def aim(
     rng: bool,
 ) -> Targets:
     """Decide where everything goes; see `State.targets`."""
+    state = StoredState.read(stored)
+    met = _meet(walk, state, only=only, rename=rename, strict=strict, prefixes=prefixes)
+    planned = writes.plan(state, met.pairs)
+    entries = sorted(planned.targets)
+    rest = met.rest(planned.refused, rng=rng)
+    return Targets(entries, [planned.targets[index] for index in entries], planned.copies, state, planned, rest)
+
+
+def meet_step(
+    walk: Walk,
+    step: StoredStep,
+    *,
+    only: str | Iterable[str] | None,
+    rename: Mapping[str, str] | None,
+    strict: Strict,
+    prefixes: bool,
+) -> Meeting:
+    """Compare a step of several ranks with what is here; see `State.meet`."""
+    met = _meet(walk, step.state, only=only, rename=rename, strict=strict, prefixes=prefixes)
+    met.target.warnings.extend(step.warnings)
+    met.step = step
+    return met
+
+
+def land(met: Meeting, unexpected: Sequence[str], *, rng: bool) -> Landings:
+    """Decide where everything of a step of several ranks goes; see `State.landings`."""
+    assert met.step is not None
+    met.match = msgspec.structs.replace(met.match, unexpected=tuple(unexpected))
+    matching.raise_for(met.match)
+    planned = gathering.plan(met.step, met.pairs)
+    rest = met.rest(planned.refused, rng=rng)
+    if left := met.let_go(keep=planned.targets):
+        met.target.warnings.append("still on the meta device, for they are not stored: " + ", ".join(left))
+    return Landings(planned, rest)
+
+
+@dataclass(slots=True)
+class Meeting:
+    """What is stored and what is here, compared.
+
+    Attributes:
+        pairs: (stored name, target of its shape and type).
+        match: what fits and what does not.
+        whole: nothing is left out.
+        step: of several ranks, that is compared.
+        assignment: memory that was given to tensors that had none.
+    """
+
+    target: Aim
+    parts: list[Part]
+    pairs: list[tuple[str, Holder]]
+    match: Match
+    whole: bool
+    step: StoredStep | None = None
+    assignment: Assignment | None = None
+
+    def let_go(self, keep: Iterable[Holder] = ()) -> list[str]:
+        """Take memory back that was given for this, but from what is kept; names of the others."""
+        assignment, self.assignment = self.assignment, None
+        return assignment.take_back(keep=keep) if assignment is not None else []
+
+    def rest(self, refused: Mapping[str, str], *, rng: bool) -> Rest:
+        """What comes after the bytes. MismatchError where there is anything that does not fit."""
+        match = msgspec.structs.replace(self.match, different=self.match.different | dict(refused))
+        matching.raise_for(match)
+        states = self.target.stored.rng if rng and self.whole else None
+        return Rest(self.target, self.parts, dict(reversed(self.pairs)), match, states)
+
+
+def _meet(
+    walk: Walk,
+    state: StoredState,
+    *,
+    only: str | Iterable[str] | None,
+    rename: Mapping[str, str] | None,
+    strict: Strict,
+    prefixes: bool,
+) -> Meeting:
     _refuse_meta(walk)
     walk.raise_problems()
     only = [only] if isinstance(only, str) else None if only is None else list(only)
-    state = StoredState.read(stored)
     target = Aim(state, walk, matching.select(only, rename), prefixes=prefixes)
     parts = sorted(walk.parts.values(), key=lambda part: _ORDER.get(part.kind, 4))
     for part in parts:
@@ -107,28 +207,15 @@ def aim(
     match = _match(state, target, only=only, rename=rename, strict=strict, prefixes=prefixes)
     pairs = [(name, target.wanted[wanted]) for name, wanted in match.pairs if wanted in target.wanted]
     pairs += target.direct
-    planned = writes.plan(state, pairs)
+    refused = {name: state.refused[name] for name in match.missing if name in state.refused}
     match = msgspec.structs.replace(
         match,
         unexpected=tuple(filter(walk.choice.covers, match.unexpected)),
-        different=match.different | target.different | planned.refused,
+        different=match.different | target.different | refused,
     )
-    matching.raise_for(match)
     if state.base and only is None:
         _compare_base(walk, target, match)
-    entries = sorted(planned.targets)
-    return Targets(
-        entries,
-        [planned.targets[index] for index in entries],
-        planned.copies,
-        state,
-        planned,
-        target,
-        parts,
-        dict(reversed(pairs)),
-        match,
-        rng and only is None,
-    )
+    return Meeting(target, parts, pairs, match, only is None)
 
 
 def _compare_base(walk: Walk, target: Aim, match: Match) -> None:
@@ -191,29 +278,36 @@ def accept(targets: Targets, image: memoryview) -> RestoreReport:
     data = writes.as_bytes(image)
     for view, holder in targets.views:
         writes.copy_into(holder, writes.read_view(targets.stored, data, view))
-    warnings = targets.aim.warnings
     for name in writes.contradictions(targets.stored, targets.writes, data):
-        warnings.append(f"{name} was stored with other bytes than the tensor whose memory it shares here")
-    _count_changes(targets)
-    landing = Landing(targets.aim, targets.received)
-    for part in targets.parts:
+        targets.rest.aim.warnings.append(
+            f"{name} was stored with other bytes than the tensor whose memory it shares here"
+        )
+    return finish(targets.rest, targets.tensors)
+
+
+def finish(rest: Rest, written: Sequence[Holder]) -> RestoreReport:
+    """Put back what is no tensor, when all that was `written` into has its bytes."""
+    warnings = rest.aim.warnings
+    _count_changes(written)
+    landing = Landing(rest.aim, rest.received)
+    for part in rest.parts:
         part.accept(landing)
-    if targets.rng:
-        warnings.extend(restore_generators(targets.stored.rng))
+    if rest.rng is not None:
+        warnings.extend(restore_generators(rest.rng))
     for warning in warnings:
         _log.warning("%s", warning)
-    match = targets.match
-    filled = targets.received
+    filled = rest.received
     return RestoreReport(
         len(filled),
-        sum(holder.nbytes for holder in filled.values()),
-        match.missing,
-        match.unexpected,
+        sum(tensors.own(holder).nbytes for holder in filled.values()),
+        rest.match.missing,
+        rest.match.unexpected,
         tuple(warnings),
     )
 
 
-def _count_changes(targets: Targets) -> None:
+def _count_changes(written: Sequence[Holder]) -> None:
     """Tell autograd that tensors changed: bytes written behind its back leave no trace."""
-    changed = [holder for holder in targets.tensors if isinstance(holder, torch.Tensor) and not holder.is_inference()]
+    owns = (tensors.own(holder) for holder in written)
+    changed = [holder for holder in owns if isinstance(holder, torch.Tensor) and not holder.is_inference()]
     torch.autograd.graph.increment_version(changed)

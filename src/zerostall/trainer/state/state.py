@@ -18,14 +18,17 @@ from zerostall.core import manifest as manifests
 from zerostall.core import names
 from zerostall.core import values as core_values
 from zerostall.errors import StateError
-from zerostall.trainer.state import returning, surveying
+from zerostall.trainer.state import returning, stored_step, surveying
 from zerostall.trainer.state.assigning import Assignment
 from zerostall.trainer.state.choice import Choice
+from zerostall.trainer.state.dealing import Dealing
 from zerostall.trainer.state.parts.kinds import part_of, root_part
 from zerostall.trainer.state.parts.rng import GeneratorStates
-from zerostall.trainer.state.returning import RestoreReport, Targets
+from zerostall.trainer.state.rank_local import unmarked
+from zerostall.trainer.state.returning import Landings, RestoreReport, Targets
 from zerostall.trainer.state.surveying import Survey
 from zerostall.trainer.state.walk import OutdatedError, Walk
+from zerostall.trainer.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,8 +38,11 @@ if TYPE_CHECKING:
     from zerostall.core.matching import Strict
     from zerostall.core.values import Document
     from zerostall.tiers.contract import Stored
+    from zerostall.trainer.state.returning import Meeting
+    from zerostall.trainer.state.surveying import Found
+    from zerostall.trainer.state.walk import Part
 
-__all__ = ["OutdatedError", "RestoreReport", "State", "Survey", "Targets", "Values"]
+__all__ = ["Landings", "OutdatedError", "RestoreReport", "State", "Survey", "Targets", "Values"]
 
 _LOOKS = 8
 _LARGE = "put large data into tensors or numpy arrays: their bytes are stored as they are"
@@ -87,6 +93,7 @@ class State:
             optimizers without torch's hooks, and every trainable parameter, may be read after `save`.
         choice: which of it all is saved and restored. ValueError where a pattern fits nothing.
         expected: name of a tensor -> its global shape; any other, or none of that name, is a StateError at `survey`.
+        world: the ranks that hold the state together.
     """
 
     def __init__(
@@ -97,8 +104,12 @@ class State:
         user_guards: bool = False,
         choice: Choice | None = None,
         expected: Mapping[str, Sequence[int]] | None = None,
+        world: World | None = None,
     ) -> None:
-        self._roots = dict(roots)
+        self._roots, self._rank_local = unmarked(dict(roots))
+        self._world = World.alone() if world is None else world
+        self._dealing = Dealing(self._world)
+        self._surveyed = False
         self._rng = rng
         self._user_guards = user_guards
         self._choice = choice if choice is not None else Choice()
@@ -113,7 +124,14 @@ class State:
 
     def _walk(self, roots: Mapping[str, object], *, fresh: frozenset[str] = frozenset()) -> Walk:
         hooked = frozenset(map(id, self.optimizers))
-        walk = Walk(part_of, user_guards=self._user_guards, fresh=fresh, hooked=hooked, choice=self._choice)
+        walk = Walk(
+            part_of,
+            user_guards=self._user_guards,
+            fresh=fresh,
+            hooked=hooked,
+            choice=self._choice,
+            rank_local=self._rank_local,
+        )
         for name, value in roots.items():
             if type(name) is not str or not name or name.startswith("__"):
                 walk.refuse(repr(name), "is no name for a part of the state")
@@ -128,18 +146,30 @@ class State:
         return walk
 
     def survey(self) -> Survey:
-        """Walk everything. Linear; 100 000 tensors take about 2 s. StateError names all that cannot be stored."""
+        """Walk everything. Linear; 100 000 tensors take about 2 s. StateError names all that cannot be stored.
+
+        With several ranks, the first survey, and each that finds other tensors than the one before, is an exchange.
+        """
+        # All ranks are known to come to the first exchange only: later an error here is this rank's own affair.
+        with contextlib.nullcontext() if self._surveyed else self._world.excused("save: a first look at the state"):
+            found = self._look()
+        survey = surveying.take(found, self._world, self._dealing)
+        self._surveyed = True
+        return survey
+
+    def _look(self) -> Found:
         for look in range(_LOOKS):
             with _no_collection():
                 walk = self._walk(self._roots, fresh=frozenset(self._fresh))
                 walk.raise_problems()
-                survey = surveying.take(walk, user_guards=self._user_guards)
-                surveying.insist_on_shapes(survey.layout, self._expected)
+                world = self._world
+                found = surveying.look(walk, rank=world.rank, size=world.size, user_guards=self._user_guards)
+                surveying.insist_on_shapes(found, self._expected)
             try:
                 # Whatever the walk let pass must be encodable, and is so before the first save counts on it.
-                found = self.values(survey)
-                if problem := manifests.values_problem(len(bytes(found.encode()))):
-                    raise StateError(f"{problem}: {found.largest()} most", hint=_LARGE)
+                said = self._values(found.parts, found.base)
+                if problem := manifests.values_problem(len(bytes(said.encode()))):
+                    raise StateError(f"{problem}: {said.largest()} most", hint=_LARGE)
             except OutdatedError as outdated:
                 if look + 1 < _LOOKS:
                     continue
@@ -147,7 +177,7 @@ class State:
                     f"{outdated}: its tensors are others at every look, in number, type or shape",
                     hint="its state_dict() must give the same tensors when nothing has happened in between",
                 ) from None
-            return survey
+            return found
         raise AssertionError("the last look returns or raises")
 
     def fits(self, survey: Survey) -> bool:
@@ -155,16 +185,19 @@ class State:
 
         Shapes and addresses are not looked at. Containers and objects with a state_dict are compared by `values`.
         """
-        return survey.watch.same()
+        return survey.watch.same() and survey.anchors.same()
 
     def values(self, survey: Survey) -> Values:
         """Copy the small values. OutdatedError where tensors between them are others than the survey saw."""
+        return self._values(survey.parts, survey.base)
+
+    def _values(self, found: Mapping[str, Part], base: str) -> Values:
         try:
-            parts = {name: (part.kind, part.values()) for name, part in survey.parts.items()}
+            parts = {name: (part.kind, part.values()) for name, part in found.items()}
         except OutdatedError as outdated:
             self._fresh.update(outdated.fresh)
             raise
-        return Values(parts, GeneratorStates.read() if self._rng else None, survey.base)
+        return Values(parts, GeneratorStates.read() if self._rng else None, base)
 
     def observe(self, survey: Survey | None) -> tuple[Survey, Values]:
         """Return a survey that fits, the given one if it does, and the values of now."""
@@ -212,8 +245,56 @@ class State:
             assignment.take_back()
             raise
         if left := assignment.take_back(keep=targets.written()):
-            targets.aim.warnings.append("still on the meta device, for they are not stored: " + ", ".join(left))
+            targets.rest.aim.warnings.append("still on the meta device, for they are not stored: " + ", ".join(left))
         return targets
+
+    def meet(
+        self,
+        images: Sequence[Stored],
+        *,
+        only: str | Iterable[str] | None = None,
+        rename: Mapping[str, str] | None = None,
+        strict: Strict = True,
+        prefixes: bool = False,
+        meta_to: str | torch.device | None = None,
+    ) -> Meeting:
+        """Compare a step that several ranks stored (layout and record of each) with what is here.
+
+        What is not expected here may be so on another rank: so nothing of what does not fit is raised yet. Arguments
+        as for `targets`; `let_go` of what comes of it.
+        """
+        step = stored_step.read(images, self._world.rank, self._world.size)
+        walk = self._walk(self._roots)
+        assignment: Assignment | None = None
+        if meta_to is not None and walk.meta:
+            assignment = Assignment(meta_to)
+            assignment.give(walk.meta)
+        try:
+            if assignment is not None:
+                walk = self._walk(self._roots)
+            met = returning.meet_step(walk, step, only=only, rename=rename, strict=strict, prefixes=prefixes)
+        except BaseException:
+            if assignment is not None:
+                assignment.take_back()
+            raise
+        met.assignment = assignment
+        return met
+
+    def landings(self, met: Meeting, unexpected: Sequence[str]) -> Landings:
+        """Decide what of the step goes where here. Nothing is written; tensors that do not exist yet are made.
+
+        Args:
+            unexpected: what is stored and expected on no rank.
+
+        Raises:
+            MismatchError: as `targets`.
+            CorruptError: a part of a tensor that is wanted is stored nowhere.
+        """
+        return returning.land(met, unexpected, rng=self._rng)
+
+    def finish(self, landings: Landings) -> RestoreReport:
+        """Put back all that is not written byte by byte; every byte has landed."""
+        return returning.finish(landings.rest, landings.gathering.targets)
 
     def accept(self, targets: Targets, image: memoryview) -> RestoreReport:
         """Put back all that is not written byte by byte. `image`: the whole image, verified."""

@@ -13,6 +13,7 @@ from zerostall.trainer.state.aliasing import DISTINCT
 
 if TYPE_CHECKING:
     from zerostall.core.layout import Layout, View
+    from zerostall.core.values import Document
     from zerostall.tiers.contract import Stored
 
 
@@ -25,39 +26,54 @@ class StoredPart:
     tree: object
 
 
+def read_values(document: Document) -> tuple[dict[str, StoredPart], object, str]:
+    """Return the parts, the generators' states and the base of a record. FormatError where no survey writes such."""
+    tree = values.decode(document, TensorRef)
+    if type(tree) is not dict or type(tree.get("parts")) is not dict:
+        raise FormatError("the record's values are not those of a training state")
+    parts: dict[str, StoredPart] = {}
+    for name, row in cast("dict[object, object]", tree["parts"]).items():
+        if type(name) is not str or type(row) is not tuple or len(row) != 2 or type(row[0]) is not str:
+            raise FormatError("the record's values are not those of a training state")
+        parts[name] = StoredPart(name, row[0], row[1])
+    base = tree.get("base", "")
+    if type(base) is not str:
+        raise FormatError("the record's values are not those of a training state")
+    return parts, tree.get("rng"), base
+
+
 @dataclass(slots=True)
 class StoredState:
-    """A stored state, indexed."""
+    """A stored state, indexed.
+
+    Attributes:
+        refused: names that are stored and cannot be restored here, and why.
+    """
 
     layout: Layout
     parts: dict[str, StoredPart]
     rng: object
     base: str = ""
+    refused: dict[str, str] = field(default_factory=dict)
     entries: dict[str, int] = field(default_factory=dict)
     views: dict[str, View] = field(default_factory=dict)
 
     @staticmethod
     def read(stored: Stored) -> StoredState:
         """Index a layout and a record. FormatError where the values are not what a survey writes."""
-        tree = values.decode(stored.record.values, TensorRef)
-        if type(tree) is not dict or type(tree.get("parts")) is not dict:
-            raise FormatError("the record's values are not those of a training state")
-        parts: dict[str, StoredPart] = {}
-        for name, row in cast("dict[object, object]", tree["parts"]).items():
-            if type(name) is not str or type(row) is not tuple or len(row) != 2 or type(row[0]) is not str:
-                raise FormatError("the record's values are not those of a training state")
-            parts[name] = StoredPart(name, row[0], row[1])
-        base = tree.get("base", "")
-        if type(base) is not str:
-            raise FormatError("the record's values are not those of a training state")
-        state = StoredState(stored.layout, parts, tree.get("rng"), base)
-        state.entries.update((entry.name, index) for index, entry in enumerate(stored.layout.entries))
-        state.views.update((view.name, view) for view in stored.layout.views)
+        parts, rng, base = read_values(stored.record.values)
+        state = StoredState(stored.layout, parts, rng, base)
+        state.index()
         for part in parts.values():
             for name in refs.names_in(part.tree):
                 if name not in state:
                     raise FormatError(f"the values of {part.name} refer to a tensor {name} that is not stored")
         return state
+
+    def index(self) -> None:
+        """Find entries and views by name."""
+        self.entries.update((entry.name, index) for index, entry in enumerate(self.layout.entries))
+        self.views.update((view.name, view) for view in self.layout.views)
 
     def __contains__(self, name: str) -> bool:
         return name in self.entries or name in self.views

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import operator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 
 from zerostall import native
 from zerostall.core import layout as layouts
-from zerostall.core.layout import Shard
+from zerostall.core import pieces
+from zerostall.core.boxes import Box
+from zerostall.core.layout import Shard, View
+from zerostall.core.partition import Row
+from zerostall.core.shards import tile_name
 from zerostall.errors import StateError
 from zerostall.trainer.state import tensors
-from zerostall.trainer.state.aliasing import DISTINCT, Sharing, share
+from zerostall.trainer.state.aliasing import DISTINCT, contiguous_strides, share
 from zerostall.trainer.state.choice import identity
+from zerostall.trainer.state.sharded import Sharding, sharding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from zerostall.core.layout import Layout
+    from zerostall.trainer.state.dealing import Dealing
     from zerostall.trainer.state.tensors import Holder
     from zerostall.trainer.state.walk import Leaf, Part, Walk
+    from zerostall.trainer.world import World
 
 SMALL = 4096
 """Tensors in host memory below this many bytes are copied within `save`: guarding them would cost more."""
@@ -38,6 +47,7 @@ class Survey:
         parts: the objects, by name.
         base: identity of the modules' tensors that are not saved, "" where all are.
         watch: tells whether the containers that hold the tensors are as they were.
+        anchors: tells whether distributed tensors, and those of which a part is stored, are in the same memory.
     """
 
     layout: Layout
@@ -47,32 +57,150 @@ class Survey:
     parts: dict[str, Part]
     watch: native.Watch
     base: str
+    anchors: Anchors
 
 
-def take(walk: Walk, *, user_guards: bool) -> Survey:
-    """Lay out what a walk found."""
-    leaves = walk.leaves
-    _refuse_twins(leaves)
+class Anchors:
+    """What of the user's is read through tensors of our own, which would not notice that it has moved."""
+
+    def __init__(self) -> None:
+        self._distributed: list[Holder] = []
+        self._locals: list[Holder] = []
+        self._bases: list[torch.Tensor] = []
+        self._pointers: list[int] = []
+
+    def see(self, holder: Holder, *, part: bool) -> None:
+        """Watch a tensor that is stored by its local tensor, or (`part`) by views into its memory."""
+        own = tensors.own(holder)
+        if own is not holder:
+            self._distributed.append(holder)
+            self._locals.append(own)
+        if part and isinstance(own, torch.Tensor):
+            self._bases.append(own)
+            self._pointers.append(own.data_ptr())
+
+    def same(self) -> bool:
+        """Is all of it where it was? 60 ns a tensor."""
+        return (
+            all(map(operator.is_, map(_local, self._distributed), self._locals))
+            and [base.data_ptr() for base in self._bases] == self._pointers
+        )
+
+
+_local = operator.attrgetter("_local_tensor")
+
+
+@dataclass(slots=True)
+class Found:
+    """The leaves of a walk, each byte of memory once.
+
+    Attributes:
+        stored: by the name in the image: the leaves, and
+        holders: what of them is stored: all, or what is distinct.
+        views: other names, by the name of their base.
+        base: identity of the modules' tensors that are not saved, "" where all are.
+        guarded: names of those that only an optimizer's step changes.
+    """
+
+    walk: Walk
+    stored: dict[str, Leaf] = field(default_factory=dict)
+    holders: dict[str, Holder] = field(default_factory=dict)
+    views: dict[str, list[View]] = field(default_factory=dict)
+    guarded: set[str] = field(default_factory=set)
+    base: str = ""
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        return self.walk.parts
+
+
+def look(walk: Walk, *, rank: int, size: int, user_guards: bool) -> Found:
+    """Find what is to be stored of what a walk found, on this rank."""
+    _refuse_twins(walk.leaves)
+    found = Found(walk)
+    groups: dict[tuple[bool, bool], list[Leaf]] = {}
+    for leaf in walk.leaves:
+        local = leaf.local and size > 1
+        if local:
+            leaf = msgspec.structs.replace(leaf, name=pieces.local_name(leaf.name, rank))
+        groups.setdefault((local, tensors.is_dtensor(leaf.holder)), []).append(leaf)
+    for (_, distributed), leaves in groups.items():
+        if distributed:
+            _share_distributed(found, leaves)
+        else:
+            _share_memory(found, leaves)
+    _guard(found, user_guards=user_guards)
+    found.base = identity(walk.left_out) if walk.left_out else ""
+    return found
+
+
+def _share_memory(found: Found, leaves: list[Leaf]) -> None:
     sharing = share([leaf.name for leaf in leaves], [leaf.where for leaf in leaves])
-    guarded = _guarded(walk, sharing, user_guards=user_guards)
-    shards: list[Shard] = []
-    holders: dict[str, Holder] = {}
-    safe: set[str] = set()
     for index in sharing.bases:
-        leaf = leaves[index]
-        shards.append(Shard.whole(leaf.name, leaf.where.dtype, leaf.where.shape))
-        holders[leaf.name] = leaf.holder
-        if index in guarded:
-            safe.add(leaf.name)
+        found.stored[leaves[index].name] = leaves[index]
+        found.holders[leaves[index].name] = leaves[index].holder
     for index in sharing.expanded:
         leaf = leaves[index]
         assert isinstance(leaf.holder, torch.Tensor)
-        once = tensors.distinct(leaf.holder)
-        shards.append(Shard.whole(leaf.name + DISTINCT, leaf.where.dtype, tuple(once.shape)))
-        holders[leaf.name + DISTINCT] = once
-    layout = layouts.build(shards, sharing.views)
+        found.stored[leaf.name + DISTINCT] = leaf
+        found.holders[leaf.name + DISTINCT] = tensors.distinct(leaf.holder)
+    for view in sharing.views:
+        found.views.setdefault(view.base, []).append(view)
+
+
+def _share_distributed(found: Found, leaves: list[Leaf]) -> None:
+    """Of distributed tensors only the very same are one: told by the object where nothing of it is here."""
+    seen: dict[object, str] = {}
+    for leaf in leaves:
+        dealt = sharding(leaf.name, leaf.holder)
+        keys = [(leaf.owner, dealt), (leaf.where, dealt)] if 0 not in leaf.where.shape else [(leaf.owner, dealt)]
+        first = next((seen[key] for key in keys if key in seen), None)
+        if first is None:
+            found.stored[leaf.name] = leaf
+            found.holders[leaf.name] = leaf.holder
+            seen.update(dict.fromkeys(keys, leaf.name))
+        else:
+            shape = tuple(leaf.holder.shape)
+            whole = View(leaf.name, first, leaf.where.dtype, shape, contiguous_strides(shape), 0)
+            found.views.setdefault(first, []).append(whole)
+
+
+def _guard(found: Found, *, user_guards: bool) -> None:
+    """Find what only an optimizer's step changes, or only what the user guards."""
+    walk = found.walk
+    safe = {leaf.name for leaf in walk.leaves if leaf.owner in walk.guarded or (user_guards and leaf.trainable)}
+    for name, leaf in found.stored.items():
+        # The same elements under a second name are as safe as under the first.
+        shape = tuple(leaf.holder.shape)
+        names = [leaf.name, *(view.name for view in found.views.get(name, ()) if view.shape == shape)]
+        if any(pieces.owner(other)[0] in safe for other in names) and name == leaf.name:
+            found.guarded.add(name)
+
+
+def take(found: Found, world: World, dealing: Dealing) -> Survey:
+    """Lay out the image of this rank. With several ranks it may be an exchange, see `Dealing.deal`."""
+    boxes = _everything(found) if world.size == 1 else _dealt(found, dealing)
+    shards: list[Shard] = []
+    views: list[View] = []
+    holders: dict[str, Holder] = {}
+    guarded: set[str] = set()
+    anchors = Anchors()
+    for name, whole, mine in boxes:
+        holder = found.holders[name]
+        own = tensors.own(holder)
+        divided = any(at.shape != tuple(own.shape) for _, at in mine)
+        anchors.see(holder, part=divided)
+        dtype = found.stored[name].where.dtype
+        for number, (box, at) in enumerate(mine):
+            entry = tile_name(name, number)
+            shards.append(Shard(entry, dtype, box.shape, whole, box.start))
+            holders[entry] = tensors.part_of(own, at)
+            if name in found.guarded:
+                guarded.add(entry)
+            views += [_placed(view, entry, number, box, whole) for view in found.views.get(name, ())]
+    layout = layouts.build(shards, views)
     tracked = [
-        entry.name in safe and (entry.nbytes >= SMALL or tensors.on_device(holders[entry.name]))
+        entry.name in guarded and (entry.nbytes >= SMALL or tensors.on_device(holders[entry.name]))
         for entry in layout.entries
     ]
     return Survey(
@@ -80,25 +208,27 @@ def take(walk: Walk, *, user_guards: bool) -> Survey:
         [holders[entry.name] for entry in layout.entries],
         [index for index, is_tracked in enumerate(tracked) if not is_tracked],
         tracked,
-        walk.parts,
-        native.Watch(walk.watched),
-        identity(walk.left_out) if walk.left_out else "",
+        found.parts,
+        native.Watch(found.walk.watched),
+        found.base,
+        anchors,
     )
 
 
-def insist_on_shapes(layout: Layout, expected: Mapping[str, tuple[int, ...]]) -> None:
+def insist_on_shapes(found: Found, expected: Mapping[str, tuple[int, ...]]) -> None:
     """StateError where a tensor of that name has another shape, or there is none.
 
     An empty placeholder of a tensor whose shards lie elsewhere would be saved without a word.
     """
-    found = {entry.name: tuple(entry.global_shape) for entry in layout.entries}
-    found.update((view.name, tuple(view.shape)) for view in layout.views)
+    if not expected:
+        return
+    shapes = {leaf.name: tuple(leaf.holder.shape) for leaf in found.walk.leaves}
     wrong = [
-        f"{name} has shape {found[name]}, expected {shape}"
-        if name in found
+        f"{name} has shape {shapes[name]}, expected {shape}"
+        if name in shapes
         else f"{name} is not there, expected {shape}"
         for name, shape in expected.items()
-        if found.get(name) != shape
+        if shapes.get(name) != shape
     ]
     if wrong:
         raise StateError(
@@ -107,19 +237,48 @@ def insist_on_shapes(layout: Layout, expected: Mapping[str, tuple[int, ...]]) ->
         )
 
 
-def _guarded(walk: Walk, sharing: Sharing, *, user_guards: bool) -> set[int]:
-    """Find the leaves that only an optimizer's step changes, or only what the user guards."""
-    leaves = walk.leaves
-    found = {
-        index for index, leaf in enumerate(leaves) if leaf.owner in walk.guarded or (user_guards and leaf.trainable)
-    }
-    # The same elements under a second name are as safe as under the first.
-    found.update(
-        base
-        for index, base in sharing.base_of.items()
-        if index in found and leaves[index].where.shape == leaves[base].where.shape
-    )
-    return found
+_Boxes = list[tuple[str, tuple[int, ...], "tuple[tuple[Box, Box], ...]"]]
+
+
+def _everything(found: Found) -> _Boxes:
+    boxes: _Boxes = []
+    for name, holder in found.holders.items():
+        whole = Box.whole(tuple(holder.shape))
+        if tuple(tensors.own(holder).shape) != whole.shape:
+            raise StateError(
+                f"{name} is distributed over more ranks than this process",
+                hint="give Checkpointer the process_group of all ranks that hold it",
+            )
+        boxes.append((name, whole.shape, ((whole, whole),)))
+    return boxes
+
+
+def _dealt(found: Found, dealing: Dealing) -> _Boxes:
+    rows: list[tuple[Row, Sharding]] = []
+    boxes: _Boxes = []
+    for name, holder in found.holders.items():
+        leaf = found.stored[name]
+        shape = tuple(holder.shape)
+        if pieces.owner(name.removesuffix(DISTINCT))[1] is not None:
+            whole = Box.whole(shape)
+            boxes.append((name, shape, ((whole, whole),)))
+            continue
+        undivided = name != leaf.name or any(
+            view.dtype != leaf.where.dtype or view.shape != shape or view.strides != contiguous_strides(shape)
+            for view in found.views.get(name, ())
+        )
+        rows.append((Row(name, leaf.where.dtype, shape, 0, undivided, leaf.leads), sharding(name, holder)))
+    offered = {row.name for row, _ in rows}
+    aliases = [(view.name, base) for base, views in found.views.items() if base in offered for view in views]
+    dealt = dealing.deal(rows, aliases, found.holders)
+    return boxes + [(part.row.name, part.row.shape, part.boxes) for part in dealt.parts]
+
+
+def _placed(view: View, base: str, number: int, box: Box, whole: tuple[int, ...]) -> View:
+    """A view of a tensor as one of the box that is stored here: a part of a tensor has only whole twins."""
+    if box.shape == whole:
+        return msgspec.structs.replace(view, base=base)
+    return View(tile_name(view.name, number), base, view.dtype, box.shape, contiguous_strides(box.shape), 0)
 
 
 def _refuse_twins(leaves: list[Leaf]) -> None:

@@ -15,6 +15,8 @@ from zerostall.core.dtypes import DTYPES
 if TYPE_CHECKING:
     import numpy
 
+    from zerostall.core.boxes import Box
+
 Holder: TypeAlias = "torch.Tensor | numpy.ndarray"
 """What holds bytes: a torch tensor or a numpy array."""
 
@@ -104,7 +106,8 @@ def dtype_name(holder: Holder) -> str | None:
 
 
 def geometry(holder: Holder) -> Geometry:
-    """Describe where the elements of a storable tensor or array lie."""
+    """Describe where the elements of a storable tensor or array lie, of a distributed one those that are here."""
+    holder = own(holder)
     if isinstance(holder, torch.Tensor):
         dtype = holder.dtype
         storage = holder.untyped_storage().data_ptr()
@@ -121,14 +124,31 @@ def geometry(holder: Holder) -> Geometry:
 
 
 @functools.cache
-def is_distributed(kind: type) -> bool:
-    """Return whether a class is one of torch's distributed tensors or wrappers."""
+def is_fsdp1(kind: type) -> bool:
+    """Return whether a class is the wrapper of FSDP's first version, or a tensor that only it and its like make."""
     return any(
-        base.__module__.startswith(("torch.distributed.tensor", "torch.distributed._shard", "torch.distributed.fsdp"))
-        or base.__name__ in ("DTensor", "ShardedTensor", "FlatParameter")
+        base.__name__ in ("FullyShardedDataParallel", "FlatParameter", "ShardedTensor")
+        and base.__module__.startswith("torch.distributed.")
         for base in kind.__mro__
-        if base.__module__.startswith("torch.")
     )
+
+
+FSDP1 = "keeps its parameters as flat shards: use torch.distributed.fsdp.fully_shard (FSDP2) instead"
+
+
+@functools.cache
+def _is_dtensor(kind: type) -> bool:
+    return any(base.__name__ == "DTensor" and base.__module__.startswith("torch.distributed.") for base in kind.__mro__)
+
+
+def is_dtensor(value: object) -> bool:
+    """Return whether a value is a distributed tensor of torch's; told by name, for importing them is slow."""
+    return _is_dtensor(type(value))
+
+
+def own(holder: Holder) -> Holder:
+    """Return what of a tensor is in this process: of a distributed one its local tensor, else itself."""
+    return holder._local_tensor if is_dtensor(holder) else holder  # type: ignore[union-attr]
 
 
 def problem(holder: Holder) -> str | None:
@@ -137,13 +157,24 @@ def problem(holder: Holder) -> str | None:
         return _array_problem(holder)
     kind = type(holder)
     if kind not in _PLAIN:
-        if is_distributed(kind):
-            return f"is a {kind.__name__}: distributed state is not supported yet"
+        if is_dtensor(holder):
+            return _dtensor_problem(holder)
+        if is_fsdp1(kind):
+            return f"is a {kind.__name__} of FSDP1, which {FSDP1}"
         if isinstance(holder, UninitializedTensorMixin):
             return "is a lazy parameter that has no data before the first forward"
         if not flattens(holder):
             return f"is a {kind.__module__}.{kind.__qualname__}, a tensor subclass without __tensor_flatten__"
     return _memory_problem(holder)
+
+
+def _dtensor_problem(tensor: torch.Tensor) -> str | None:
+    if any(placement.is_partial() for placement in tensor.placements):  # type: ignore[attr-defined]
+        return "is a distributed tensor with a Partial placement: its value is a sum that no rank has; redistribute it"
+    local = own(tensor)
+    if type(local) not in _PLAIN:
+        return f"is a distributed tensor made of {type(local).__name__}, which cannot be stored"
+    return _memory_problem(cast("torch.Tensor", local))
 
 
 def _memory_problem(tensor: torch.Tensor) -> str | None:
@@ -194,13 +225,26 @@ def flattens(tensor: torch.Tensor) -> bool:
 
 
 def is_plain(holder: Holder) -> bool:
-    """Return whether its bytes are its own, and not those of tensors within it."""
-    return not isinstance(holder, torch.Tensor) or type(holder) in _PLAIN
+    """Return whether it is one run of elements on each rank, and not made of tensors within it."""
+    return not isinstance(holder, torch.Tensor) or type(holder) in _PLAIN or is_dtensor(holder)
 
 
 def on_device(holder: Holder) -> bool:
     """Return whether its memory is a CUDA device's."""
     return isinstance(holder, torch.Tensor) and holder.is_cuda
+
+
+def part_of(holder: Holder, box: Box) -> Holder:
+    """Return the view of a tensor or array that is a box of it; itself where that is all."""
+    if tuple(holder.shape) == box.shape:
+        return holder
+    if not isinstance(holder, torch.Tensor):
+        return holder[tuple(slice(begin, stop) for begin, stop in zip(box.start, box.stop, strict=True))]
+    view = holder.detach()
+    for dim, (begin, size) in enumerate(zip(box.start, box.shape, strict=True)):
+        if size != view.shape[dim]:
+            view = view.narrow(dim, begin, size)
+    return view
 
 
 def distinct(tensor: torch.Tensor) -> torch.Tensor:

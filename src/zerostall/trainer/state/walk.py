@@ -62,9 +62,12 @@ class Leaf(msgspec.Struct, frozen=True):
     """A tensor or array found.
 
     Attributes:
-        where: in which memory, and how.
+        holder: as the user sees it; of a distributed tensor the whole of it, of which a part is here.
+        where: in which memory its elements are, and how.
         owner: id of the tensor the user sees: of the outer one where this lies within a tensor subclass.
         trainable: whether a gradient is asked for.
+        local: it is this rank's own, whatever others have under its name.
+        leads: where several ranks have it, the first one's counts.
     """
 
     name: str
@@ -72,6 +75,8 @@ class Leaf(msgspec.Struct, frozen=True):
     where: Geometry
     owner: int
     trainable: bool
+    local: bool = False
+    leads: bool = False
 
 
 @dataclass(slots=True)
@@ -91,6 +96,10 @@ class Walk:
         asked: names that the choice was asked about.
         left_out: tensors of modules that are not saved.
         meta: those tensors that have no data, by name; a part of problems.
+        rank_local: tells by a tensor's name whether it belongs to this rank alone.
+        local_owners: ids of the tensors that do.
+        leading: what is found now is the first rank's (the buffers that DistributedDataParallel hands out).
+        inheriting: what is found now belongs to a tensor that is this rank's own.
     """
 
     part_of: Callable[[str, object], Part | None]
@@ -109,6 +118,10 @@ class Walk:
     root: str = ""
     asked: list[str] = field(default_factory=list)
     left_out: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    rank_local: Callable[[str], bool] = lambda name: False
+    local_owners: set[int] = field(default_factory=set)
+    leading: bool = False
+    inheriting: bool = False
     _late: list[Part] = field(default_factory=list)
 
     def refuse(self, name: str, why: str) -> None:
@@ -169,7 +182,11 @@ class Walk:
                 self.meta[name] = holder
             return None
         if tensors.is_plain(holder):
-            self.leaves.append(Leaf(name, holder, tensors.geometry(holder), owner, trainable))
+            local = self.inheriting or self.rank_local(name)
+            if local:
+                self.local_owners.add(owner)
+            where = tensors.geometry(holder)
+            self.leaves.append(Leaf(name, holder, where, owner, trainable, local, self.leading))
             return TensorRef(name) if isinstance(holder, torch.Tensor) else ArrayRef(name)
         assert isinstance(holder, torch.Tensor)
         attributes, context = holder.__tensor_flatten__()  # type: ignore[attr-defined]

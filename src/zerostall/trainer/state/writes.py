@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from zerostall.trainer.state.stored import StoredState
     from zerostall.trainer.state.tensors import Geometry, Holder
 
-_EXPANDED = "the target is expanded: several of its elements share one place in memory"
+EXPANDED = "the target is expanded: several of its elements share one place in memory"
 
 
 @dataclass(slots=True)
@@ -43,7 +43,8 @@ class Writes:
 
 
 def as_tensor(holder: Holder) -> torch.Tensor:
-    """Return the tensor over the same memory, without its gradient history."""
+    """Return the tensor over the same memory (of a distributed one: what is here), without its gradient history."""
+    holder = tensors.own(holder)
     return holder.detach() if isinstance(holder, torch.Tensor) else torch.from_numpy(holder)
 
 
@@ -96,7 +97,8 @@ def plan(stored: StoredState, pairs: Iterable[tuple[str, Holder]]) -> Writes:
     """Decide how each pair (stored name, target of its shape and type) is written."""
     writes = Writes()
     aliases: list[tuple[View, Holder]] = []
-    for name, holder in pairs:
+    for name, target in pairs:
+        holder = tensors.own(target)
         view = stored.views.get(name)
         if view is not None:
             aliases.append((view, holder))
@@ -104,8 +106,8 @@ def plan(stored: StoredState, pairs: Iterable[tuple[str, Holder]]) -> Writes:
         index = stored.entries[name]
         if index in writes.targets:  # two names were renamed to one
             aliases.append((entry_view(stored.layout.entries[index]), holder))
-        elif _repeats(holder):
-            writes.refused[name] = _EXPANDED
+        elif repeats(holder):
+            writes.refused[name] = EXPANDED
         else:
             writes.targets[index] = holder
     for view, holder in aliases:
@@ -114,7 +116,9 @@ def plan(stored: StoredState, pairs: Iterable[tuple[str, Holder]]) -> Writes:
     return writes
 
 
-def _repeats(holder: Holder) -> bool:
+def repeats(holder: Holder) -> bool:
+    """Return whether several elements of a target share one place in memory."""
+    holder = tensors.own(holder)
     strides = holder.stride() if isinstance(holder, torch.Tensor) else holder.strides
     return 0 in strides and tensors.geometry(holder).repeats
 
@@ -122,12 +126,12 @@ def _repeats(holder: Holder) -> bool:
 def _plan_view(stored: StoredState, view: View, holder: Holder, writes: Writes) -> None:
     index = stored.entries[view.base]
     entry = stored.layout.entries[index]
-    if _repeats(holder):
-        once = _once(view, holder)
-        if once is None:
-            writes.refused[view.name] = _EXPANDED
+    if repeats(holder):
+        distinct = once(view, holder)
+        if distinct is None:
+            writes.refused[view.name] = EXPANDED
             return
-        view, holder = _narrowed(view), once
+        view, holder = narrowed(view), distinct
     target = writes.targets.get(index)
     if target is None and is_whole(view, entry):
         writes.targets[index] = holder
@@ -157,7 +161,7 @@ def is_whole(view: View, entry: Entry) -> bool:
     )
 
 
-def _once(view: View, holder: Holder) -> torch.Tensor | None:
+def once(view: View, holder: Holder) -> torch.Tensor | None:
     """Return the distinct elements of an expanded target, if what is stored is expanded in the same dimensions."""
     if not isinstance(holder, torch.Tensor):
         return None
@@ -166,7 +170,8 @@ def _once(view: View, holder: Holder) -> torch.Tensor | None:
     return tensors.distinct(holder) if mine == theirs else None
 
 
-def _narrowed(view: View) -> View:
+def narrowed(view: View) -> View:
+    """Return the view of an expanded view's distinct elements."""
     shape = tuple(1 if stride == 0 else size for size, stride in zip(view.shape, view.strides, strict=True))
     strides = contiguous_strides(shape)
     mended = tuple(mine if stride == 0 else stride for mine, stride in zip(strides, view.strides, strict=True))

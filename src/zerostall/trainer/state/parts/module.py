@@ -82,13 +82,19 @@ class ModulePart:
         self._descend(walk, self.module, self.name, (), direct=True)
 
     def _descend(self, walk: Walk, module: nn.Module, name: str, path: tuple[str, ...], *, direct: bool) -> None:
+        leading = walk.leading
         while (attribute := wrapped_as(module)) is not None:
+            # Its buffers are the first rank's at the next forward, whatever the others have now.
+            walk.leading = walk.leading or bool(getattr(module, "broadcast_buffers", False))
             # What the wrapper holds decides all the rest, so that is watched too.
             walk.watched.append(cast("dict[object, object]", module._modules))
             module = cast("nn.Module", module._modules[attribute])
-        if tensors.is_distributed(type(module)):
-            walk.refuse(name, f"is a {type(module).__name__}: distributed state is not supported yet")
+        if tensors.is_fsdp1(type(module)):
+            walk.refuse(name, f"is wrapped by {type(module).__name__} (FSDP1), which {tensors.FSDP1}")
             return
+        for hook in module._state_dict_pre_hooks.values():
+            if _is_fsdp(hook):
+                hook(module, "", True)  # between passes FSDP may have whole parameters in the place of the sharded ones
         for key, parameter in module._parameters.items():
             if parameter is not None:
                 walk.labels.setdefault(id(parameter), []).append((self.name, (*path, key)))
@@ -103,13 +109,16 @@ class ModulePart:
         for key, child in module._modules.items():
             if child is not None:
                 self._descend(walk, child, names.child(name, key), (*path, key), direct=direct)
+        walk.leading = leading
 
     def _take(self, walk: Walk, module: nn.Module, name: str) -> None:
         watched = walk.watched
         for held in (module._parameters, module._buffers, module._modules):
             watched.append(cast("dict[object, object]", held))
         transient = module._non_persistent_buffers_set
+        leading = walk.leading
         for held in (module._parameters, module._buffers):
+            walk.leading = leading and held is module._buffers
             for key, tensor in held.items():
                 if tensor is None:
                     continue
@@ -126,6 +135,7 @@ class ModulePart:
                 self._own.extend(leaf.name for leaf in walk.leaves[first:])
                 if ref is not None and not tensors.is_plain(tensor):
                     self._composites[full] = ref
+        walk.leading = leading
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             walk.add(StatefulPart(names.child(name, "_extra_state"), module.get_extra_state, module.set_extra_state))
         self._post_hooks.extend((hook, module) for hook in module._load_state_dict_post_hooks.values())
@@ -176,7 +186,15 @@ def changes_state_dict(module: nn.Module) -> str:
 
 def _foreign(hook: Callable[..., object]) -> bool:
     # Hooks of torch's own wrappers only strip the prefixes that unwrap() knows of.
-    return not getattr(hook, "__module__", "").startswith("torch.distributed.algorithms._checkpoint.")
+    return not (_is_fsdp(hook) or _module_of(hook).startswith("torch.distributed.algorithms._checkpoint."))
+
+
+def _is_fsdp(hook: Callable[..., object]) -> bool:
+    return _module_of(hook).startswith("torch.distributed.fsdp._fully_shard.")
+
+
+def _module_of(hook: Callable[..., object]) -> str:
+    return getattr(getattr(hook, "hook", hook), "__module__", None) or ""
 
 
 def module_through_state_dict(name: str, module: nn.Module) -> StatefulPart:

@@ -107,8 +107,8 @@ class OptimizerPart:
         everything = [p for group in self.optimizer.param_groups for p in group["params"]]
         everything += [p for p in self.optimizer.state if isinstance(p, torch.Tensor)]
         for param in everything:
-            if tensors.is_distributed(type(param)):
-                walk.refuse(self.name, "holds a distributed parameter: distributed state is not supported yet")
+            if tensors.is_fsdp1(type(param)):
+                walk.refuse(self.name, f"holds a {type(param).__name__} of FSDP1, which {tensors.FSDP1}")
             self._names[id(param)] = walk.labels.get(id(param), [])
             for _, path in self._names[id(param)][:1]:
                 owners.setdefault(names.join(path), set()).add(id(param))
@@ -139,6 +139,7 @@ class OptimizerPart:
         label = self._labels[id(param)]
         path = self._path(label)
         first = len(walk.leaves)
+        walk.inheriting = id(param) in walk.local_owners
         if type(state) is dict and all(map(_is_flat, state.values())):
             walk.watched.append(cast("dict[object, object]", state))
             atoms: list[str] = []
@@ -155,6 +156,7 @@ class OptimizerPart:
             tree = LiveTree(path)
             tree.gather(walk, state)
             self._trees.append((label, tree, param))
+        walk.inheriting = False
         walk.guarded.update(leaf.owner for leaf in walk.leaves[first:])
 
     def _extra_state(self) -> dict[object, object]:

@@ -1,0 +1,191 @@
+"""Putting back a step of several ranks, or into several: each rank reads what it needs of every image.
+
+In two stages, each of which every rank ends before the next begins: first everything is compared and fetched, then it
+is written. So a rank that finds the step unfit for it keeps all from writing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from zerostall import config, native
+from zerostall.core import layout as layouts
+from zerostall.core import manifest as manifests
+from zerostall.errors import CorruptError, FormatError
+from zerostall.telemetry import log
+from zerostall.tiers.contract import Stored
+from zerostall.trainer.devices import Straightened
+from zerostall.trainer.state import writes
+from zerostall.wire import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from zerostall.core.candidates import Copy
+    from zerostall.core.manifest import Record
+    from zerostall.trainer.restore import Request, Source
+    from zerostall.trainer.state import State
+    from zerostall.trainer.state.gathering import Share
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """The chunks of one rank's image that are needed, in memory."""
+
+    record: Record
+    segment: native.Segment
+    offset: int
+    share: Share
+
+
+def collect(source: Source, state: State, request: Request, copy: Copy, label: str) -> None:
+    """Restore one step, on all ranks or on none. Raises on every rank what it raised on one."""
+    start = time.perf_counter()
+    pool = native.Pool("restore", config.restore_threads())
+    stack = contextlib.ExitStack()
+    stack.callback(pool.close)
+    stack.callback(source.link.tell, m.Release(), 1.0)
+    with stack:
+        what = f"restore: {label} is compared"
+        with source.world.excused(what), source.world.pulse():
+            images = _describe(source, copy)
+            met = state.meet(
+                images,
+                only=request.only,
+                rename=request.rename,
+                strict=request.strict,
+                prefixes=request.prefixes,
+                meta_to=request.meta_to,
+            )
+            stack.callback(met.let_go)
+        unexpected = _expected_nowhere(source, met.match.unexpected, what)
+        with source.world.together(f"restore: {label} is fetched"):
+            landings = state.landings(met, unexpected)
+            needed = sorted(landings.gathering.shares.items())
+            # Several ranks of a node share what is read for one of them, so all of it stays until all are through.
+            early = needed if source.world.size > 1 else []
+            lent = [_fetch(source, stack, copy, images[rank], share) for rank, share in early]
+        with source.world.together(f"restore: {label} is written"):
+            for one in lent:
+                _write(source, pool, one, label)
+            if source.world.size == 1:
+                for rank, share in needed:
+                    with contextlib.ExitStack() as shortly:
+                        _write(source, pool, _fetch(source, shortly, copy, images[rank], share), label)
+                    source.link.tell(m.Release(), timeout=1.0)
+            report = state.finish(landings)
+    seconds = time.perf_counter() - start
+    log.info("restored %s, saved by %d ranks, in %.3f s: %s", label, len(images), seconds, report)
+
+
+def _expected_nowhere(source: Source, unexpected: Sequence[str], what: str) -> list[str]:
+    """Of the names that are stored and not expected here, those that no rank expects."""
+
+    def decide(every: Sequence[bytes]) -> bytes:
+        first, *others = (msgspec.msgpack.decode(one, type=list[str]) for one in every)
+        common = set(first).intersection(*others)
+        return msgspec.msgpack.encode([name for name in first if name in common])
+
+    answer = source.world.decide(msgspec.msgpack.encode(unexpected), decide, what=what)
+    return msgspec.msgpack.decode(answer, type=list[str])
+
+
+def _describe(source: Source, copy: Copy) -> list[Stored]:
+    """Layout and record of every rank's image."""
+    answer, _ = source.link.ask(lambda id: m.Describe(id=id, step=copy.step, tier=copy.tier))
+    assert isinstance(answer, m.Described)
+    found = [layouts.decode(data) for data in answer.layouts]
+    images: list[Stored] = []
+    for number, data in zip(answer.layout_of, answer.records, strict=True):
+        record = manifests.decode_record(data)
+        if not 0 <= number < len(found) or record.layout != found[number].digest:
+            raise FormatError(f"the record of rank {record.rank} is of another layout")
+        images.append(Stored(found[number], record))
+    return images
+
+
+def _fetch(source: Source, stack: contextlib.ExitStack, copy: Copy, stored: Stored, share: Share) -> Lent:
+    record = stored.record
+    chunks = tuple(share.chunks(record.chunk_bytes))
+    answer, fds = source.link.ask(
+        lambda id: m.Fetch(id=id, step=copy.step, tier=copy.tier, rank=record.rank, chunks=chunks)
+    )
+    assert isinstance(answer, m.Fetched)
+    memory = answer.memory
+    if answer.passing:
+        segment = stack.enter_context(source.mappings.passing(fds[0], memory.nbytes))
+    else:
+        segment = source.mappings.get(memory.key, fds[0], memory.nbytes)
+    if answer.offset + record.nbytes > segment.nbytes:
+        raise CorruptError(f"the image of rank {record.rank} does not fit the memory it came in")
+    return Lent(record, segment, answer.offset, share)
+
+
+def _write(source: Source, pool: native.Pool, lent: Lent, label: str) -> None:
+    share, record = lent.share, lent.record
+    if share.runs:
+        straightened = Straightened([target for _, _, target in share.runs])
+        targets = native.Tensors(straightened.tensors, [False] * len(share.runs))
+        targets.refresh()
+        if targets.devices:
+            source.devices.see(targets.devices)
+        plan = native.Plan(
+            nbytes=record.nbytes,
+            header=b"",
+            chunk_bytes=record.chunk_bytes,
+            offsets=[offset for offset, _, _ in share.runs],
+            sizes=[nbytes for _, nbytes, _ in share.runs],
+        )
+        job = native.Scatter(
+            pool,
+            plan,
+            targets,
+            lent.segment.address + lent.offset,
+            checksums=record.checksums,
+            streams=source.devices.now(),
+        )
+        try:
+            job.wait(None)
+        except CorruptError as error:
+            raise CorruptError(f"{label}, rank {record.rank}: {error.args[0]}") from None
+        straightened.pour()
+    loose = share.loose_chunks(record.chunk_bytes)
+    if loose:
+        _check(pool, lent, loose, label)
+        share.pour(writes.as_bytes(lent.segment.view(lent.offset, record.nbytes)))
+
+
+def _check(pool: native.Pool, lent: Lent, chunks: Sequence[int], label: str) -> None:
+    """Check chunks whose bytes are read past `native.Scatter`."""
+    record = lent.record
+    for first, last in _stretches(chunks):
+        begin = first * record.chunk_bytes
+        job = native.Verify(
+            pool,
+            lent.segment.address + lent.offset + begin,
+            min(record.nbytes, (last + 1) * record.chunk_bytes) - begin,
+            record.chunk_bytes,
+            record.checksums[first : last + 1],
+        )
+        job.wait(None)
+        if job.bad:
+            chunk = first + job.bad[0]
+            raise CorruptError(
+                f"{label}, rank {record.rank}: chunk {chunk} of {len(record.checksums)} fails its checksum"
+            )
+
+
+def _stretches(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """First and last of each run of numbers without a gap."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1] = (found[-1][0], number)
+        else:
+            found.append((number, number))
+    return found

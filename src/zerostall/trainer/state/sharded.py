@@ -1,0 +1,79 @@
+"""Distributed tensors as the rest of the package sees them: how they are cut, and which boxes of them are here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+
+from zerostall.core.boxes import Box
+from zerostall.core.cuts import Cut, Held, held
+from zerostall.errors import StateError
+from zerostall.trainer.state import tensors
+
+if TYPE_CHECKING:
+    from zerostall.trainer.state.tensors import Holder
+
+
+class Sharding(msgspec.Struct, frozen=True):
+    """How a tensor is dealt out, and where this rank stands. `indexes` is None where it is not among the ranks.
+
+    `axes` tells, the same on every rank, which dimensions of which mesh make the cuts.
+    """
+
+    shape: tuple[int, ...]
+    cuts: tuple[Cut, ...] = ()
+    indexes: tuple[int, ...] | None = ()
+    axes: tuple[int, ...] = ()
+
+    def held(self) -> Held:
+        """What of it this rank has."""
+        if self.indexes is None:
+            return held((0,) * len(self.shape), (), ())
+        return held(self.shape, self.cuts, self.indexes)
+
+
+def sharding(name: str, holder: Holder) -> Sharding:
+    """Read how a tensor is dealt out; one that is not distributed is whole.
+
+    StateError where what is here is not what its placements say.
+    """
+    shape = tuple(holder.shape)
+    if not tensors.is_dtensor(holder):
+        return Sharding(shape)
+    mesh, placements = holder.device_mesh, holder.placements  # type: ignore[union-attr]
+    coordinate = mesh.get_coordinate()
+    own = tuple(tensors.own(holder).shape)
+    if coordinate is None:
+        return Sharding(shape, indexes=None)
+    cuts: list[Cut] = []
+    indexes: list[int] = []
+    axes: list[int] = [*mesh.shape, -1]
+    for number, placement in enumerate(placements):
+        if mesh.size(number) == 1 or placement.is_replicate():
+            continue
+        dim = getattr(placement, "dim", None)
+        if dim is None:
+            raise StateError(f"{name} is a distributed tensor with the unknown placement {placement}")
+        strips = int(getattr(placement, "split_factor", 1))
+        cuts.append(Cut(dim % len(shape), mesh.size(number), strips))
+        indexes.append(coordinate[number])
+        axes.append(number)
+    found = Sharding(shape, tuple(cuts), tuple(indexes), tuple(axes) if cuts else ())
+    if found.held().shape != own:
+        raise StateError(
+            f"{name} has {own} of {shape} here; its placements {placements} say {found.held().shape}",
+            hint="tensors that are dealt out in unequal parts must follow torch.chunk, as distribute_tensor does",
+        )
+    return found
+
+
+def parts(name: str, holder: Holder) -> list[tuple[Box, Holder]]:
+    """Return the boxes of a tensor that are here, each with the view of this rank's memory that is it."""
+    own = tensors.own(holder)
+    if isinstance(own, torch.Tensor):
+        own = own.detach()
+    if not tensors.is_dtensor(holder):
+        return [(Box.whole(holder.shape), own)]
+    return [(box, tensors.part_of(own, at)) for box, at in sharding(name, holder).held().boxes()]

@@ -1,0 +1,152 @@
+"""A step of several ranks as a restore sees it: one state, whatever ranks its parts lie with.
+
+Tensors are whole ones, put together from all images. Small values are this rank's own: those of the rank of its number,
+and what only other ranks have said (the stages of a pipeline, shares of an optimizer).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+from zerostall.core import leaves, pieces
+from zerostall.core.dtypes import DTYPES
+from zerostall.core.layout import Layout, View
+from zerostall.core.shards import Entry
+from zerostall.trainer.state import refs
+from zerostall.trainer.state.stored import StoredPart, StoredState, read_values
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from zerostall.core.pieces import Whole
+    from zerostall.tiers.contract import Stored
+
+_NAMED = 8
+
+Tree = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredStep:
+    """What all ranks' images of one step hold.
+
+    Attributes:
+        images: layout and record of each rank.
+        state: all of it as one state: its layout's entries are whole tensors that lie nowhere.
+        wholes: name of such an entry -> where its parts are.
+        warnings: what the user should know.
+    """
+
+    images: Sequence[Stored]
+    state: StoredState
+    wholes: dict[str, Whole]
+    warnings: list[str] = field(default_factory=list)
+
+
+def read(images: Sequence[Stored], rank: int, size: int) -> StoredStep:
+    """Read a step for one of `size` ranks.
+
+    FormatError where the ranks' images contradict each other. Whether every part is there is not looked at yet.
+    """
+    found = pieces.gather([image.layout for image in images])
+    mine = size == len(images)
+    names: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    for name in [*found.wholes, *found.views]:
+        bare, owner = pieces.owner(name)
+        if owner is None:
+            names[name] = name
+        elif mine and owner == rank:
+            names[name] = bare
+        elif not mine:
+            refused[bare] = f"is each rank's own (RankLocal), saved by {len(images)} ranks; {size} cannot take it over"
+    wholes = {names[name]: whole for name, whole in found.wholes.items() if name in names}
+    entries = tuple(_entry(name, whole) for name, whole in wholes.items())
+    views = tuple(
+        View(names[view.name], names[view.base], view.dtype, view.shape, view.strides, view.start)
+        for view in found.views.values()
+        if view.name in names and view.base in names
+    )
+    own = rank % len(images)
+    parts, rng, base = read_values(images[own].record.values)
+    state = StoredState(Layout(entries, views, b"", 0, ""), parts, rng, base, refused)
+    state.index()
+    for other, image in enumerate(images):
+        if other != own:
+            _add(parts, read_values(image.record.values)[0])
+    for name in [name for name, part in parts.items() if any(ref not in state for ref in refs.names_in(part.tree))]:
+        parts[name] = StoredPart(name, parts[name].kind, _without_strangers(parts[name].tree, state))
+    warnings = [] if mine else _differences(images, own)
+    if rank >= len(images):
+        state.rng = None
+        warnings.append(f"no random generators were saved for rank {rank}: they stay as they are")
+    return StoredStep(images, state, wholes, warnings)
+
+
+def _entry(name: str, whole: Whole) -> Entry:
+    nbytes = math.prod(whole.shape) * DTYPES[whole.dtype].itemsize
+    return Entry(name, whole.dtype, whole.shape, whole.shape, (0,) * len(whole.shape), 0, nbytes)
+
+
+def _add(parts: dict[str, StoredPart], others: dict[str, StoredPart]) -> None:
+    """Take in what another rank has said and this one has not."""
+    for name, part in others.items():
+        known = parts.get(name)
+        if known is None:
+            parts[name] = part
+        elif known.kind == part.kind == "optimizer":
+            _add_optimizer(cast("Tree", known.tree), cast("Tree", part.tree))
+        elif known.kind == part.kind == "module" and isinstance(part.tree, dict) and part.tree:
+            composites = cast("Tree", cast("Tree", known.tree).setdefault("composites", {}))
+            for key, ref in cast("Tree", part.tree.get("composites", {})).items():
+                composites.setdefault(key, ref)
+
+
+def _add_optimizer(mine: Tree, theirs: Tree) -> None:
+    """Parameters that only the other rank's optimizer knows, with the options of their groups and their state."""
+    groups = cast("list[Tree]", mine["groups"])
+    known = {label for row in groups for label in cast("list[str]", row["params"])}
+    for row in cast("list[Tree]", theirs["groups"]):
+        new = [label for label in cast("list[str]", row["params"]) if label not in known]
+        if new:
+            shapes = {label: shape for label, shape in cast("Tree", row["shapes"]).items() if label in new}
+            groups.append({**row, "params": new, "shapes": shapes})
+            known.update(new)
+    for what in ("state", "extra"):
+        for key, value in cast("Tree", theirs[what]).items():
+            cast("Tree", mine[what]).setdefault(key, value)
+    for what in ("keys", "host"):
+        have = cast("list[str]", mine[what])
+        have += [key for key in cast("list[str]", theirs[what]) if key not in have]
+
+
+def _without_strangers(tree: object, state: StoredState) -> object:
+    """A tree without what refers to tensors that are other ranks' own."""
+    if isinstance(tree, dict):
+        kept = {key: item for key, item in tree.items() if not _strange(item, state)}
+        return {key: _without_strangers(item, state) for key, item in kept.items()}
+    return tree
+
+
+def _strange(value: object, state: StoredState) -> bool:
+    names = list(refs.names_in(value))
+    return bool(names) and all(name not in state for name in names)
+
+
+def _differences(images: Sequence[Stored], own: int) -> list[str]:
+    """Values that ranks have said otherwise: in another world some rank's must be taken, and which is told."""
+    texts = {leaf.name: leaf.text for leaf in leaves.leaves(images[own].record.values)}
+    odd: dict[str, int] = {}
+    for rank, image in enumerate(images):
+        if rank == own or image.record.values == images[own].record.values:
+            continue
+        for leaf in leaves.leaves(image.record.values):
+            if not leaf.name.startswith("rng") and texts.get(leaf.name, leaf.text) != leaf.text:
+                odd.setdefault(leaf.name, rank)
+    if not odd:
+        return []
+    named = ", ".join(f"{name} (rank {rank})" for name, rank in list(odd.items())[:_NAMED])
+    more = f" and {len(odd) - _NAMED} more" if len(odd) > _NAMED else ""
+    return [f"values differ between the {len(images)} ranks that saved; those of rank {own} are taken: {named}{more}"]

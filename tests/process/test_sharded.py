@@ -1,0 +1,129 @@
+"""State that is dealt out over ranks: any way of dealing it out is restored into any other, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import zerostall
+from conftest import stop_agent
+from crash.nursery import Nursery
+from ranks.sharded import same
+from ranks.world import Ranks
+
+Start = Callable[..., Ranks]
+pytestmark = pytest.mark.timeout(900)  # several processes that torch makes slow to start, on a machine that may be busy
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    nursery = Nursery("rank", os.environ)
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture
+def start(nursery: Nursery, tmp_path: Path, agent_environment: dict[str, str]) -> Iterator[Start]:
+    """Starts the ranks of one attempt after another, on one node."""
+    started: list[Ranks] = []
+
+    def start(size: int, scenario: str, *words: object) -> Ranks:
+        started.append(Ranks(nursery, tmp_path, agent_environment, size, scenario, *words))
+        return started[-1]
+
+    yield start
+    for ranks in started:
+        ranks.kill()
+
+
+HOPS = [
+    ("ddp", 2),
+    ("fsdp", 4),
+    ("2d", 4),
+    ("ddp", 1),
+    ("hsdp", 4),
+    ("tp", 2),
+    ("fsdp", 3),
+    ("mixed", 2),
+]
+
+
+def test_every_way_of_dealing_out_is_restored_into_every_other(start: Start, tmp_path: Path) -> None:
+    """A run that goes on on other numbers of ranks, dealt out in other ways, each time from what the last has saved."""
+    where, expected = tmp_path / "run", tmp_path / "expected"
+    expected.mkdir()
+    step = 0
+    for kind, size in HOPS:
+        for said in start(size, "hop", where, kind, 1, expected).wait():
+            assert f"restored {step} " in said
+            assert f"saved {step + 1}" in said
+        step += 1
+    difference = zerostall.diff(where, 2, 3)
+    assert not (difference.only_a or difference.only_b or difference.reshaped)
+    names = {changed.name for changed in difference.changed}
+    assert {"model.inner.weight", "optimizer.table.weight.exp_avg", "optimizer.norm.bias.step"} <= names
+    for number in range(1, step + 1):
+        assert [verdict.problems for verdict in zerostall.verify(where, number)] == [()]
+        loaded = zerostall.load(where, number)
+        found = {f"model.{name}": tensor for name, tensor in loaded["model"].items()}
+        for name, state in loaded["optimizer"]["state"].items():
+            found |= {f"optimizer.{name}.{key}": value for key, value in state.items()}
+        found.pop("model.head.weight")  # tied, and told once by torch
+        assert not same(found, torch.load(expected / f"{number}")), number
+
+
+def test_what_ranks_should_have_alike_and_do_not_is_said_by_name_and_rank(start: Start, tmp_path: Path) -> None:
+    assert all("saved" in said for said in start(4, "loud", tmp_path / "run").wait())
+
+
+def test_every_kind_of_state_comes_back_to_as_many_ranks_and_each_byte_is_stored_once(
+    start: Start, tmp_path: Path
+) -> None:
+    where = tmp_path / "run"
+    assert all("same" in said for said in start(3, "kinds", where).wait())
+    images = sorted((where / "step-000000000001").glob("*.safetensors"))
+    sizes = [image.stat().st_size for image in images]
+    stored = 2 * 60_000 * 4 + 30_000 * 8  # of big, alike, array
+    assert sum(sizes) < stored + 3 * 12_000
+    assert max(sizes) < 1.4 * min(sizes)
+    loaded = zerostall.load(where, 1)
+    assert loaded["s"]["slice"].tolist() == loaded["s"]["big"][3:5, 7:9].tolist()
+    assert torch.equal(loaded["s"]["columns"], loaded["s"]["big"][:5, :7])
+    assert torch.equal(loaded["s"]["alike"], loaded["s"]["big"])
+    assert all("refused" in said for said in start(2, "other_world", where).wait())
+
+
+@pytest.mark.parametrize(("kind", "size"), [("fsdp", 3), ("ddp", 2)])
+def test_killed_and_resumed_is_bit_equal(start: Start, tmp_path: Path, kind: str, size: int) -> None:
+    expected = tmp_path / "expected"
+    start(size, "resumed", tmp_path / "whole", kind, 5, expected).wait()
+    broken = start(size, "resumed", tmp_path / "broken", kind, 5, expected)
+    deadline = time.monotonic() + 120
+    while "step 2" not in broken.said(0) and not broken.rank[0].ended():
+        assert time.monotonic() < deadline, broken.said(0)
+        time.sleep(0.002)
+    broken.kill()
+    for said in start(size, "resumed", tmp_path / "broken", kind, 5, expected).wait():
+        assert "equal" in said and "restored 0" not in said
+
+
+def test_damage_on_one_rank_takes_all_of_them_to_the_step_before(
+    start: Start, tmp_path: Path, agent_environment: dict[str, str]
+) -> None:
+    where, expected = tmp_path / "run", tmp_path / "expected"
+    expected.mkdir()
+    start(2, "hop", where, "fsdp", 1, expected).wait()
+    start(2, "hop", where, "fsdp", 1, expected).wait()
+    stop_agent(Path(agent_environment["ZEROSTALL_RUNTIME_DIR"]))
+    image = where / "step-000000000002" / "rank-00001.safetensors"
+    data = bytearray(image.read_bytes())
+    data[-3] ^= 4
+    image.write_bytes(data)
+    for said in start(3, "hop", where, "ddp", 1, expected).wait():
+        assert "step 2 in disk is skipped" in said and "checksum" in said
+        assert "restored 1 disk" in said
