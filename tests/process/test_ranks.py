@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -94,6 +95,22 @@ def test_damage_on_one_rank_moves_all_to_the_step_before(
         assert "step 2 in disk of rank 1 is skipped" in said or "step 2 in disk is skipped" in said
         assert "fail their checksum" in said
     assert [verdict.problems for verdict in zerostall.verify(where, 2)] == [()]
+
+
+def test_a_signal_to_one_rank_makes_all_save_one_last_step_and_leave(start: Start, where: Path) -> None:
+    ranks = start(3, "preempted", where, 0.005)
+    wait_until(lambda: numbers(ranks.said(1), "trained"), 60)
+    ranks.rank[1].signal(signal.SIGTERM)
+    left = [numbers(said, "left") for said in ranks.wait()]
+    assert left[0] == left[1] == left[2]
+    assert steps(where) == left[0]
+    assert all(f"restored {left[0][0]} host" in said for said in start(3, "train", where, 1).wait())
+
+
+def test_all_save_by_the_clock_of_one(start: Start, where: Path) -> None:
+    said = start(2, "minutely", where).wait()
+    saved = [line for one in said for line in one.splitlines() if line.startswith("saved ")]
+    assert len(saved) == 2 and saved[0] == saved[1]
 
 
 def test_what_one_rank_has_otherwise_every_rank_is_told(start: Start, where: Path) -> None:

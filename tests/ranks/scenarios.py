@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import torch.distributed as dist
@@ -75,3 +76,36 @@ def differ(where: str) -> None:
     with ckpt:
         ckpt.save(job.train_one_step()).wait(timeout=60)
     say("files", *sorted(path.name for path in (Path(where) / "step-000000000001").iterdir()))
+
+
+def preempted(where: str, seconds: str) -> None:
+    """Train until a signal says to leave; `seconds` of work a step."""
+    job, ckpt, step = begin(where, preempt=("SIGTERM",), grace=60.0)
+    with ckpt:
+        due = ckpt.every(steps=1_000_000)
+        while not ckpt.preempted:
+            step = job.train_one_step()
+            if due(step):
+                ckpt.save(step)
+            say("trained", step)
+            time.sleep(float(seconds))
+            dist.barrier()
+    say("left", step)
+
+
+def minutely(where: str) -> None:
+    """Save on the clock of rank 0, while the others' clocks stand still."""
+    job, ckpt, step = begin(where)
+    saved: list[int] = []
+    if dist.get_rank() > 0:
+        time.monotonic = lambda: 0.0  # type: ignore[assignment]
+    due = ckpt.every(seconds=0.5)
+    with ckpt:
+        while len(saved) < 3:
+            step = job.train_one_step()
+            if due(step):
+                ckpt.save(step, when_busy="wait")
+                saved.append(step)
+            time.sleep(0.002)
+            dist.barrier()
+    say("saved", *saved)

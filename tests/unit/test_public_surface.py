@@ -41,10 +41,11 @@ ERRORS = {
 PARAMETERS = {
     "Checkpointer": (
         "where run keep policy when_busy slots freeze_bytes disk_interval rng guard "
-        "only frozen expect_shapes require_finite process_group remote state"
+        "only frozen expect_shapes require_finite preempt grace process_group remote state"
     ),
     "Checkpointer.save": "self step metric pin if_exists when_busy",
     "Checkpointer.restore": "self step required only rename strict prefixes meta_to",
+    "Checkpointer.every": "self steps seconds",
     "Checkpointer.guard": "self",
     "Checkpointer.close": "self timeout",
     "Saving.wait": "self tier timeout",

@@ -59,6 +59,7 @@ class Run:
         self.world = world
         self.berths: dict[int, Berth] = {}
         self.epoch = 0
+        self._leaving = -1
         self.folder = RunFolder(where, pool)
         self.fetches = Fetches(self.folder.disk, post, governor)
         self.tally = Tally()
@@ -229,6 +230,15 @@ class Run:
         self.epoch = max(self.epoch, epoch)
         self._heed(self._roll.began(berth.rank, epoch))
         berth.forget_unfinished(epoch)
+
+    def plan(self, plan: m.Plan) -> None:
+        """One rank proposes what all are to do. That they leave is said once: the first who says it decides when."""
+        if plan.leave:
+            if self._leaving == plan.epoch:
+                return
+            self._leaving = plan.epoch
+        for berth in self.berths.values():
+            berth.send(plan)
 
     def passed(self, berth: Berth, save: Save, reason: str, *, skipped: bool = False) -> None:
         """A rank goes on without that save."""

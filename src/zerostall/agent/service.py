@@ -249,6 +249,8 @@ class Service:
             case m.Passed():
                 save = Save(message.epoch, message.step, message.turn)
                 run.passed(berth, save, message.reason, skipped=message.skipped)
+            case m.Plan():
+                run.plan(message)
             case m.Discarded():
                 log.warning("%s, rank %d: step %d is dirty: %s", run.where, berth.rank, message.step, message.reason)
                 berth.discard(message.slot)

@@ -12,10 +12,13 @@ import weakref
 from typing import TYPE_CHECKING
 
 from zerostall.config import Frozen, IfExists, Policy, WhenBusy, runtime_dir, umask
+from zerostall.core.roll import Save
 from zerostall.errors import AgentError, WaitTimeoutError, ZerostallError
 from zerostall.telemetry import Stats, log
 from zerostall.trainer import restore as restoring
 from zerostall.trainer.captures import Captures
+from zerostall.trainer.ear import Ear
+from zerostall.trainer.every import Every
 from zerostall.trainer.flight import Flight
 from zerostall.trainer.guard import Guard
 from zerostall.trainer.joining import agree_on_run, agree_on_terms
@@ -26,6 +29,7 @@ from zerostall.trainer.memory import Shelf
 from zerostall.trainer.options import Options, place_of, step_number
 from zerostall.trainer.pace import Pace
 from zerostall.trainer.policies import Policies
+from zerostall.trainer.preemption import Preemption, signal_numbers
 from zerostall.trainer.saving import Saving
 from zerostall.trainer.sealer import TOLD_SECONDS, Sealer
 from zerostall.trainer.state import Choice, State
@@ -40,10 +44,10 @@ if TYPE_CHECKING:
     from zerostall.core.matching import Strict
     from zerostall.core.policy import Remote
     from zerostall.core.retention import Keep
-    from zerostall.core.roll import Save
     from zerostall.trainer.captures import Taken
 
 _TELL_SECONDS = 1.0
+_FLUSH_SECONDS = 600.0
 
 
 class Checkpointer:
@@ -81,6 +85,11 @@ class Checkpointer:
             away, and no older one is evicted for it. Looked for in the background.
         guard: "hooks" guards the given optimizers by themselves; "manual" says that *every* change of trainable
             parameters happens inside `with ckpt.guard():`.
+        preempt: signals, `("SIGTERM",)` for instance, upon which all ranks save once more and `preempted` becomes true.
+            The handler of before gets the signal after that; a second one ends the process at once.
+        grace: seconds from the signal until what is saved by then goes to disk and the process ends.
+        process_group: the ranks of `torch.distributed` that train together; None: all of them. Every one of them makes
+            this checkpointer, restores and saves the same steps; only making and restoring wait for each other.
         remote: a URL that the run is carried to beyond its disk, or a `Remote`: how often, how many, how fast.
         **state: what to save, by name: modules, optimizers, anything with `state_dict` and `load_state_dict`, dicts and
             lists of tensors, arrays and plain values.
@@ -112,6 +121,8 @@ class Checkpointer:
         frozen: Frozen = "save",
         expect_shapes: Mapping[str, Sequence[int]] | None = None,
         require_finite: str | Sequence[str] | None = None,
+        preempt: Sequence[str | int] = (),
+        grace: float = 30.0,
         process_group: object = None,
         remote: str | Remote | None = None,
         **state: object,
@@ -131,6 +142,7 @@ class Checkpointer:
                 require_finite=require_finite,
                 remote=place.remote,
             )
+            signals = signal_numbers(preempt, grace)
             self._state = State(
                 state,
                 rng=rng,
@@ -144,6 +156,7 @@ class Checkpointer:
         self._condition = threading.Condition()
         self._shelf = Shelf(self._condition)
         self._ledger = Ledger(self._where, self._condition, self.stats, place.tiers)
+        self._pace = Pace(alone=self._world.size == 1)
         self._closed = False
         self._pid = os.getpid()
         hello = m.Hello(
@@ -159,9 +172,9 @@ class Checkpointer:
             remote=self._options.remote_rules(),
         )
         with self._world.excused("Checkpointer(...)"):
-            self._link = Link(runtime_dir(), hello, _Ear(self))
+            self._link = Link(runtime_dir(), hello, Ear(self._shelf, self._ledger, self._pace, self.stats))
         try:
-            self._pace = Pace(agree_on_run(self._world, self._where, self._link.welcome))
+            self._pace.begin(agree_on_run(self._world, self._where, self._link.welcome))
         except BaseException:
             self._link.close()
             raise
@@ -185,6 +198,7 @@ class Checkpointer:
             self._sealer.announce,
             alone=self._world.size == 1,
         )
+        self._preemption = Preemption(signals, grace, lambda: self._propose(leave=True), self._flush)
         self._at_exit = _close_at_exit(self)
 
     # --------------------------------------------------------------------------------------------------- save
@@ -220,6 +234,8 @@ class Checkpointer:
             return Saving(step, self._condition, skipped=f"step {step} is there already")
         self._guard.look_back()
         name = self._pace.next(step)
+        if self._pace.last(step):
+            when_busy = "wait"  # there will be no other
         taken, busy = self._take(name, when_busy or self._options.when_busy)
         if taken is None:
             self.stats.skipped += 1
@@ -287,6 +303,43 @@ class Checkpointer:
             passed = m.Passed(step=name.step, epoch=name.epoch, turn=name.turn, reason=reason, skipped=skipped)
             self._link.tell(passed, timeout=_TELL_SECONDS)
 
+    def every(self, *, steps: int | None = None, seconds: float | None = None) -> Every:
+        """When to save: `due = ckpt.every(seconds=600)`, then `if due(step): ckpt.save(step)` after each step.
+
+        True on the same steps on every rank. Seconds are counted on rank 0, by a clock that is never set; the step that
+        is saved lies a little ahead, so that all ranks have heard of it. Also true for the last step before leaving.
+        """
+        decides = self._world.rank == 0
+        return Every(self._pace, self._propose, self._go_by, steps=steps, seconds=seconds, decides=decides)
+
+    @property
+    def preempted(self) -> bool:
+        """Has a signal of `preempt` come, on any rank, and has the last step been saved? Leave the loop then.
+
+        It becomes true on every rank after the same step.
+        """
+        return self._pace.left
+
+    def _propose(self, *, leave: bool = False) -> None:
+        """Have all ranks save a step that is a little ahead."""
+        plan = m.Plan(epoch=self._pace.epoch, step=self._pace.ahead(), leave=leave)
+        if self._world.size == 1:
+            self._pace.agreed(plan.epoch, plan.step, leave=leave)
+        else:
+            self._link.tell(plan, timeout=None if leave else _TELL_SECONDS)
+
+    def _go_by(self, step: int) -> None:
+        self._pass(Save(self._pace.epoch, step), "it heard too late that the step was to be saved")
+
+    def _flush(self) -> None:
+        """What is captured already goes to disk, for there will be no more. On a thread of its own."""
+        newest = self._ledger.newest()
+        try:
+            if newest is not None:
+                newest.wait("disk", timeout=_FLUSH_SECONDS)
+        except ZerostallError as error:
+            log.error("the last snapshot did not get to disk: %s", error)
+
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
         """Wrap what changes saved tensors and is not a hooked optimizer's step.
@@ -339,7 +392,7 @@ class Checkpointer:
         outcome = restoring.restore(source, self._state, request)
         self.stats.restored_from = outcome.tier
         self._ledger.resume(outcome.step, outcome.seen)
-        self._pace.begin_anew()
+        self._pace.begin(self._pace.epoch + 1)
         self._link.tell(m.Begin(epoch=self._pace.epoch), timeout=_TELL_SECONDS)
         return outcome.step or 0
 
@@ -386,6 +439,7 @@ class Checkpointer:
     def _shut(self) -> None:
         self._closed = True
         self._guard.remove()
+        self._preemption.close()
         atexit.unregister(self._at_exit)
         self._sealer.close()
         self._link.close()
@@ -408,28 +462,11 @@ class Checkpointer:
         if self._pid != os.getpid():
             raise ValueError(f"this checkpointer belongs to process {self._pid}; a forked child needs its own")
 
-    # ------------------------------------------------------------------------- what the sealer and the agent say
+    # ------------------------------------------------------------------------- what the sealer says
 
     def _dirty(self, flight: Flight, error: ZerostallError) -> None:
         log.error("step %d is dirty and was thrown away: %s", flight.step, error)
         self._ledger.dirty(flight.saving, error)
-
-    def _heard(self, event: m.FromAgent) -> None:
-        """An event from the agent, on the link's thread."""
-        match event:
-            case m.Granted(slot=slot):
-                self._shelf.grant(slot)
-            case m.Leased():
-                self._shelf.leased()
-            case m.Hold(epoch=epoch, step=step):
-                self._pace.hold(epoch, step)
-            case _:
-                self._ledger.heard(event)
-
-    def _reconnected(self) -> None:
-        self.stats.agent_restarts += 1
-        for saving, tier in self._ledger.urged():
-            self._link.tell(m.Promise(step=saving.step, created=saving.created, tier=tier), timeout=1.0)
 
     def _urge(self, saving: Saving, tier: str, timeout: float | None) -> None:
         if not self._ledger.urge(saving, tier):
@@ -443,29 +480,6 @@ class Checkpointer:
         else:
             promise = m.Promise(step=saving.step, created=saving.created, tier=tier)
             self._link.tell(promise, timeout=min(patience, 10.0))
-
-
-class _Ear:
-    """Hears the link for a checkpointer without keeping it alive."""
-
-    def __init__(self, owner: Checkpointer) -> None:
-        self._owner = weakref.ref(owner)
-
-    def heard(self, event: m.FromAgent) -> None:
-        if (owner := self._owner()) is not None:
-            owner._heard(event)
-
-    def adoption(self) -> tuple[m.Adopt, int] | None:
-        owner = self._owner()
-        return owner._shelf.adoption() if owner is not None else None
-
-    def not_adopted(self) -> None:
-        if (owner := self._owner()) is not None:
-            owner._shelf.forget()
-
-    def reconnected(self, welcome: m.Welcome) -> None:
-        if (owner := self._owner()) is not None:
-            owner._reconnected()
 
 
 def _close_at_exit(owner: Checkpointer):

@@ -22,7 +22,7 @@ from zerostall.wire.channel import Channel, ClosedError, drop, peer
 from zerostall.wire.rendezvous import connect_or_start
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 ANSWER_SECONDS = 600.0
@@ -57,7 +57,9 @@ class Listener(Protocol):
         """The new agent has refused the memory: it holds nothing that counts any more."""
         ...
 
-    def reconnected(self, welcome: m.Welcome) -> None: ...
+    def reconnected(self) -> Sequence[m.Message]:
+        """There is another agent: what it must be told at once."""
+        ...
 
 
 class Link:
@@ -216,7 +218,8 @@ class Link:
             self._channel = channel
             self._up.set()
             log.warning("agent %d has taken over", self.welcome.pid)
-            self._listener.reconnected(self.welcome)
+            for message in self._listener.reconnected():
+                self.tell(message, timeout=1.0)
             return
 
     def _hand_over(self, channel: Channel[m.FromAgent]) -> None:

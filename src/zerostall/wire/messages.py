@@ -4,9 +4,9 @@ A request carries an `id` and is answered by a message with the same id (or by `
 are not answered. File descriptors travel beside a message (see `channel`).
 
     trainer → agent   Hello  Lease  Adopt  Find  Describe  Fetch  Tidy  Status  Stop   (requests)
-                      Begin  Sealed  Discarded  Passed  Revoked  Promise  Release      (events)
+                      Begin  Sealed  Discarded  Passed  Revoked  Plan  Promise  Release (events)
     agent → trainer   Welcome  Leased  Found  Described  Fetched  Done  Report  Refused (answers)
-                      Granted  Reached  Failed  Replaced  Spoiled  Awaiting  Hold      (events)
+                      Granted  Reached  Failed  Replaced  Spoiled  Awaiting  Hold  Plan (events)
 """
 
 from __future__ import annotations
@@ -195,6 +195,18 @@ class Promise(Message, frozen=True):
     step: int
     created: float
     tier: str = "disk"
+
+
+class Plan(Message, frozen=True):
+    """Every rank saves the first step that it comes to and that is not before this one. One proposes, all are told.
+
+    Attributes:
+        leave: and then training ends. Only the first such plan of an epoch counts.
+    """
+
+    epoch: int
+    step: int
+    leave: bool = False
 
 
 class Find(Message, frozen=True):
@@ -472,9 +484,9 @@ class Hold(Message, frozen=True):
 
 
 _Request = Hello | Lease | Adopt | Find | Describe | Fetch | Tidy | Status | Stop
-FromTrainer = _Request | Begin | Sealed | Discarded | Passed | Revoked | Promise | Release
+FromTrainer = _Request | Begin | Sealed | Discarded | Passed | Revoked | Plan | Promise | Release
 _Answer = Welcome | Leased | Found | Described | Fetched | Done | Report | Refused
-FromAgent = _Answer | Granted | Reached | Failed | Replaced | Spoiled | Awaiting | Hold
+FromAgent = _Answer | Granted | Reached | Failed | Replaced | Spoiled | Awaiting | Hold | Plan
 
 
 def rebuild_error(kind: str, message: str, *, hint: str = "", errno: int | None = None) -> errors.ZerostallError:
