@@ -97,6 +97,20 @@ def test_damage_on_one_rank_moves_all_to_the_step_before(
     assert [verdict.problems for verdict in zerostall.verify(where, 2)] == [()]
 
 
+def test_training_that_dies_twice_ends_bit_for_bit_as_if_it_had_not(start: Start, where: Path) -> None:
+    """The whole loop: weights, moments, schedule, each rank's place in its data and its random numbers."""
+    for attempt, victim in ((0, 1), (1, 0)):  # see ranks/elastic.py
+        ranks = start(2, "resume", where, environment={"TORCHELASTIC_RESTART_COUNT": str(attempt)})
+        assert ranks.rank[victim].wait() == -signal.SIGKILL, ranks.said(victim)
+        ranks.kill()
+    went_on = set()
+    for said in start(2, "resume", where, environment={"TORCHELASTIC_RESTART_COUNT": "2"}).wait():
+        assert "ended bit for bit" in said
+        went_on |= set(re.findall(r"goes on from (\d+) (\w*)", said))
+    ((step, tier),) = went_on
+    assert int(step) >= 11 and tier == "host"  # the step before the one in flight is whole
+
+
 def test_a_signal_to_one_rank_makes_all_save_one_last_step_and_leave(start: Start, where: Path) -> None:
     ranks = start(3, "preempted", where, 0.005)
     wait_until(lambda: numbers(ranks.said(1), "trained"), 60)
@@ -118,3 +132,11 @@ def test_what_one_rank_has_otherwise_every_rank_is_told(start: Start, where: Pat
         assert "refused RankError the ranks' checkpointers differ: rank 1 has slots=4, rank 0 has slots=3" in said
         assert "refused StateError" in said and "bad" in said
     assert "rank-00002.safetensors" in said
+
+
+def test_ranks_with_an_agent_each_are_told(start: Start, where: Path, tmp_path: Path) -> None:
+    other = {"ZEROSTALL_RUNTIME_DIR": str(tmp_path / "other")}
+    ranks = start(2, "train", where, 1, of_rank={1: other})
+    for rank in (0, 1):
+        assert ranks.rank[rank].wait() == 1
+        assert "FAILED CapabilityError: rank 1 runs at" in ranks.said(rank)

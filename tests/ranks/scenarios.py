@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 import zerostall
 from crash.states import Job
+from ranks import elastic
 
 
 class Ranked(Job):
@@ -76,6 +77,11 @@ def differ(where: str) -> None:
     with ckpt:
         ckpt.save(job.train_one_step()).wait(timeout=60)
     say("files", *sorted(path.name for path in (Path(where) / "step-000000000001").iterdir()))
+
+
+def resume(where: str) -> None:
+    """What a script for torchrun does."""
+    elastic.main(where)
 
 
 def preempted(where: str, seconds: str) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import msgspec
 
 import zerostall
+from zerostall.config import runtime_dir
 from zerostall.core import agreement
-from zerostall.errors import RankError, RunMismatchError
+from zerostall.errors import CapabilityError, RankError, RunMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,18 +29,28 @@ def agree_on_terms(world: World, where: Path | str, options: Options, **more: ob
 
     Raises:
         RankError: a rank differs; names it and the option.
+        CapabilityError: a rank is on another node, or has an agent of its own.
     """
+    node = f"{socket.gethostname()}:{runtime_dir()}"
     terms = {"zerostall": zerostall.__version__, "where": repr(str(where))}
     terms |= {name: repr(value) for name, value in more.items()}
     terms |= {field.name: repr(getattr(options, field.name)) for field in fields(options)}
 
     def decide(all_terms: Sequence[bytes]) -> bytes:
-        problem = agreement.difference([msgspec.json.decode(one, type=_TERMS) for one in all_terms])
+        told = [msgspec.json.decode(one, type=_TERMS) for one in all_terms]
+        nodes = [one.pop("node") for one in told]
+        problem = agreement.difference(told)
         if problem:
             raise RankError(f"the ranks' checkpointers differ: {problem}", hint="give every rank the same options")
+        if elsewhere := [rank for rank, node in enumerate(nodes) if node != nodes[0]]:
+            raise CapabilityError(
+                f"rank {elsewhere[0]} runs at {nodes[elsewhere[0]]}, rank 0 at {nodes[0]}: in this version the ranks "
+                "of a run share one node, and its agent",
+                hint="on one node, give all ranks the same ZEROSTALL_RUNTIME_DIR",
+            )
         return b""
 
-    world.decide(msgspec.json.encode(terms), decide, what="Checkpointer(...): options")
+    world.decide(msgspec.json.encode(terms | {"node": node}), decide, what="Checkpointer(...): options")
 
 
 class _Found(msgspec.Struct, frozen=True):
