@@ -56,7 +56,7 @@ class Stats:
         spoiled: accepted saves that came to nothing since another rank skipped them or failed.
         dirty: snapshots thrown away since a source changed behind the guard.
         failed: failures reported by slower tiers.
-        bytes_captured: image bytes sealed.
+        bytes_captured: image bytes captured.
         call_seconds: duration of each `save` call, newest last, the last 10 000.
         guard_seconds: time each guard held the training thread, the last 10 000.
         free_seconds: from each save until its guard, the last 10 000.
@@ -65,7 +65,7 @@ class Stats:
         policy: what guards do now with what is not read yet.
         policy_reason: why.
         agent_restarts: how often a new agent had to be found.
-        restored_from: tier of the last restore ("host", "disk"), "" while there was nothing to restore.
+        restored_from: tier of the last restore ("host", "replica", "disk", "remote"), "" while there was nothing to restore.
     """
 
     saves: int = 0
@@ -78,10 +78,10 @@ class Stats:
     restored_from: str = ""
     policy: str = ""
     policy_reason: str = ""
-    call_seconds: list[float] = field(default_factory=list)
-    guard_seconds: list[float] = field(default_factory=list)
-    free_seconds: list[float] = field(default_factory=list)
-    drain_seconds: list[float] = field(default_factory=list)
+    call_seconds: list[float] = field(default_factory=list, repr=False)
+    guard_seconds: list[float] = field(default_factory=list, repr=False)
+    free_seconds: list[float] = field(default_factory=list, repr=False)
+    drain_seconds: list[float] = field(default_factory=list, repr=False)
 
     _untold: deque[float] = field(default_factory=lambda: deque(maxlen=1000), repr=False)
 

@@ -317,7 +317,7 @@ class Service:
             if error is not None and not run.here():
                 raise error
             if error is not None:
-                log.warning("%s: the run goes on without: %s", hello.remote, error)
+                log.warning("%s: the run goes on without its store: %s", run.where, error)
             self._welcome(client, run, hello)
         except Exception as other:  # noqa: BLE001 - the trainer waits for an answer
             client.send(m.Refused.of(hello.id, _ours(other)))

@@ -14,6 +14,7 @@ from zerostall import config
 from zerostall.cli import agent
 from zerostall.cli.arguments import Json
 from zerostall.cli.output import clean, console, emit_json, emit_table, moment, say, size
+from zerostall.errors import CapabilityError
 from zerostall.wire import token
 from zerostall.wire.manager_link import ManagerLink
 from zerostall.wire.state import NodeView, RunView, State
@@ -56,7 +57,9 @@ def top(
     interval: Annotated[float, typer.Option(help="seconds between looks", min=0.2)] = 1.0,
     looks: Annotated[int | None, typer.Option(help="end after so many", show_default="until Ctrl-C")] = None,
 ) -> None:
-    """The same as `status`, live."""
+    """What the manager knows, live. Of this machine's agent alone `zerostall status` tells."""
+    if not (manager or token_file or os.environ.get("ZEROSTALL_MANAGER") or config.token_file().exists()):
+        raise CapabilityError("no manager is set up", hint="`zerostall status` shows what this machine's agent holds")
     link = _link(manager, token_file)
     try:
         number = 0

@@ -72,6 +72,11 @@ def ls(where: Where, json: Json = False) -> None:
         say(f"set aside, since training went back before them: {', '.join(map(str, listing.set_aside))}")
 
 
+def _home(where: str) -> str:
+    """The tier that a place is of."""
+    return "remote" if is_url(where) else "disk"
+
+
 def _listing(where: str) -> Listing:
     host = _host_steps(where)
     try:
@@ -81,7 +86,7 @@ def _listing(where: str) -> Listing:
         if not host:
             raise
         found, facts, aside = [], None, []  # the first step is still on its way to disk
-    home = "remote" if is_url(where) else "disk"
+    home = _home(where)
     rows = {
         row.step: Listed(
             row.step,
@@ -178,6 +183,7 @@ def _shown(
     where: str, found: StepContents, facts: RunFacts | None, in_memory: bool, only: Sequence[str] | None
 ) -> Shown:
     manifest = found.manifest
+    home = _home(where)
     return Shown(
         where=place(where),
         run=manifest.run,
@@ -188,7 +194,7 @@ def _shown(
         metric=manifest.metric,
         pinned=found.pinned,
         created=manifest.created,
-        tiers=("disk", "host") if in_memory else ("disk",),
+        tiers=(home, "host") if in_memory else (home,),
         ranks=tuple(_shown_rank(rank, only) for rank in found.ranks),
     )
 
@@ -227,7 +233,8 @@ def _print(shown: Shown) -> None:
     say(" · ".join(words))
     for rank in shown.ranks:
         if shown.world > 1:
-            say(f"\nrank {rank.rank}", "bold")
+            say("")
+            say(f"rank {rank.rank}", "bold")
         rows = [
             (
                 tensor.name + (f" → {tensor.alias_of}" if tensor.alias_of else ""),

@@ -110,6 +110,7 @@ class Sealer:
             finally:
                 flight.taken.sources.let_go()
             self._stats.record_drain(flight.taken.capture.drain_seconds)
+            self._stats.bytes_captured += flight.taken.layout.nbytes
             if torn := flight.torn():
                 raise _torn(flight.step, torn)
             if numbers := flight.taken.not_finite():
