@@ -65,7 +65,7 @@ class Stats:
         policy: what guards do now with what is not read yet.
         policy_reason: why.
         agent_restarts: how often a new agent had to be found.
-        restored_from: tier of the last restore ("host", "replica", "disk", "remote"), "" while there was nothing to restore.
+        restored_from: tier of the last restore ("host", "replica", "disk", "remote"), "" when there was nothing.
     """
 
     saves: int = 0
