@@ -73,8 +73,10 @@ class Saving:
         start = time.monotonic()
         if tier != "host":
             self._urge(self, tier, timeout)
-        self._await(tier, None if timeout is None else timeout - (time.monotonic() - start))
-        self._seen()
+        try:
+            self._await(tier, None if timeout is None else timeout - (time.monotonic() - start))
+        finally:
+            self._seen()
         self._await(tier, 0.0)  # what was only seen now is raised now
 
     def _await(self, tier: str, timeout: float | None) -> None:

@@ -23,7 +23,7 @@ from zerostall.trainer.state.choice import identity
 from zerostall.trainer.state.sharded import Sharding, sharding
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from zerostall.core.layout import Layout
     from zerostall.trainer.state.dealing import Dealing
@@ -47,7 +47,7 @@ class Survey:
         parts: the objects, by name.
         base: identity of the modules' tensors that are not saved, "" where all are.
         watch: tells whether the containers that hold the tensors are as they were.
-        anchors: tells whether distributed tensors, and those of which a part is stored, are in the same memory.
+        anchors: tells whether tensors that are read through others are in the same memory.
     """
 
     layout: Layout
@@ -61,29 +61,34 @@ class Survey:
 
 
 class Anchors:
-    """What of the user's is read through tensors of our own, which would not notice that it has moved."""
+    """What of the user's is read through another tensor, which would not notice that it has moved.
 
-    def __init__(self) -> None:
+    That is a second name of memory, a tensor of which the distinct elements or a part are stored, and a distributed
+    one, which is stored by its local tensor. `read` are those that every capture asks for their memory anyway.
+    """
+
+    def __init__(self, holders: Iterable[Holder], read: Iterable[Holder]) -> None:
+        asked = set(map(id, read))
         self._distributed: list[Holder] = []
         self._locals: list[Holder] = []
-        self._bases: list[torch.Tensor] = []
-        self._pointers: list[int] = []
-
-    def see(self, holder: Holder, *, part: bool) -> None:
-        """Watch a tensor that is stored by its local tensor, or (`part`) by views into its memory."""
-        own = tensors.own(holder)
-        if own is not holder:
-            self._distributed.append(holder)
-            self._locals.append(own)
-        if part and isinstance(own, torch.Tensor):
-            self._bases.append(own)
-            self._pointers.append(own.data_ptr())
+        others: list[Holder] = []
+        for holder in holders:
+            own = tensors.own(holder)
+            if own is not holder:
+                self._distributed.append(holder)
+                self._locals.append(own)
+            if id(own) not in asked:
+                others.append(own)
+        self._others = native.Tensors(others, [False] * len(others))
+        self._others.refresh()
+        self._pointers = self._others.pointers
 
     def same(self) -> bool:
         """Is all of it where it was? 60 ns a tensor."""
         return (
             all(map(operator.is_, map(_local, self._distributed), self._locals))
-            and [base.data_ptr() for base in self._bases] == self._pointers
+            and not self._others.refresh()
+            and self._others.pointers == self._pointers
         )
 
 
@@ -184,12 +189,12 @@ def take(found: Found, world: World, dealing: Dealing) -> Survey:
     views: list[View] = []
     holders: dict[str, Holder] = {}
     guarded: set[str] = set()
-    anchors = Anchors()
+    elsewhere: set[int] = set()
     for name, whole, mine in boxes:
         holder = found.holders[name]
         own = tensors.own(holder)
-        divided = any(at.shape != tuple(own.shape) for _, at in mine)
-        anchors.see(holder, part=divided)
+        if not mine:
+            elsewhere.add(id(found.stored[name].holder))  # another rank stores all of it
         dtype = found.stored[name].where.dtype
         for number, (box, at) in enumerate(mine):
             entry = tile_name(name, number)
@@ -203,6 +208,7 @@ def take(found: Found, world: World, dealing: Dealing) -> Survey:
         entry.name in guarded and (entry.nbytes >= SMALL or tensors.on_device(holders[entry.name]))
         for entry in layout.entries
     ]
+    seen = [leaf.holder for leaf in found.walk.leaves if id(leaf.holder) not in elsewhere]
     return Survey(
         layout,
         [holders[entry.name] for entry in layout.entries],
@@ -211,7 +217,7 @@ def take(found: Found, world: World, dealing: Dealing) -> Survey:
         found.parts,
         native.Watch(found.walk.watched),
         found.base,
-        anchors,
+        Anchors(seen, holders.values()),
     )
 
 
