@@ -64,6 +64,14 @@ def agent_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict
     stop_agent(folder)
 
 
+@pytest.fixture
+def own_agent(agent_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This process uses an agent of the test's own; its runtime folder."""
+    for name in ("ZEROSTALL_RUNTIME_DIR", "ZEROSTALL_AGENT_IDLE"):
+        monkeypatch.setenv(name, agent_environment[name])
+    return Path(agent_environment["ZEROSTALL_RUNTIME_DIR"])
+
+
 def stop_agent(folder: Path) -> None:
     """Ends the agent that serves a runtime folder, if there is one, whatever state it is in."""
     for link in Path("/proc").glob("[0-9]*/cmdline"):

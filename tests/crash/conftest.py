@@ -39,11 +39,9 @@ def agents(faulty: Shim) -> Iterator[Nursery]:
 
 
 @pytest.fixture
-def folder(agent_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(own_agent: Path) -> Iterator[Path]:
     """The runtime folder of an agent of this test's own, which this process uses, too."""
-    for name in ("ZEROSTALL_RUNTIME_DIR", "ZEROSTALL_AGENT_IDLE"):
-        monkeypatch.setenv(name, agent_environment[name])
-    yield Path(agent_environment["ZEROSTALL_RUNTIME_DIR"])
+    yield own_agent
     close_all()
 
 

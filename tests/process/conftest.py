@@ -1,7 +1,8 @@
-"""An agent of each test's own for tests that train in their own process."""
+"""Ranks, a manager and the agents of several nodes for tests that train."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,15 +10,31 @@ import pytest
 
 from cluster import PATIENT, Agents, Manager, member_environment, use
 from conftest import stop_agent
+from crash.nursery import Nursery
 from hand import close_all
+from ranks.world import Ranks, Start
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    nursery = Nursery("rank", os.environ)
+    yield nursery
+    nursery.close()
 
 
 @pytest.fixture
-def own_agent(agent_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """This process uses an agent of the test's own; its runtime folder."""
-    for name in ("ZEROSTALL_RUNTIME_DIR", "ZEROSTALL_AGENT_IDLE"):
-        monkeypatch.setenv(name, agent_environment[name])
-    return Path(agent_environment["ZEROSTALL_RUNTIME_DIR"])
+def start(nursery: Nursery, tmp_path: Path, agent_environment: dict[str, str]) -> Iterator[Start]:
+    """Starts the ranks of one attempt after another, on one node."""
+    started: list[Ranks] = []
+
+    def start(size: int, scenario: str, *words: object, environment: dict[str, str] | None = None, **options) -> Ranks:
+        everybody = {**agent_environment, **(environment or {})}
+        started.append(Ranks(nursery, tmp_path, everybody, size, scenario, *words, **options))
+        return started[-1]
+
+    yield start
+    for ranks in started:
+        ranks.kill()
 
 
 @pytest.fixture

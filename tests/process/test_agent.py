@@ -31,11 +31,8 @@ def close_channels() -> Iterator[None]:
 
 
 @pytest.fixture
-def folder(agent_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The runtime folder of an agent of this test's own."""
-    for name in ("ZEROSTALL_RUNTIME_DIR", "ZEROSTALL_AGENT_IDLE"):
-        monkeypatch.setenv(name, agent_environment[name])
-    yield Path(agent_environment["ZEROSTALL_RUNTIME_DIR"])
+def folder(own_agent: Path) -> Path:
+    return own_agent
 
 
 @pytest.fixture

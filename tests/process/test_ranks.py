@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import zerostall
 from conftest import stop_agent
-from crash.nursery import Nursery
 from hand import wait_until
-from ranks.world import Ranks
-
-Start = Callable[..., Ranks]
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    nursery = Nursery("rank", os.environ)
-    yield nursery
-    nursery.close()
-
-
-@pytest.fixture
-def start(nursery: Nursery, tmp_path: Path, agent_environment: dict[str, str]) -> Iterator[Start]:
-    """Starts the ranks of one attempt after another, on one node."""
-    started: list[Ranks] = []
-
-    def start(size: int, scenario: str, *words: object, environment: dict[str, str] | None = None, **options) -> Ranks:
-        everybody = {**agent_environment, **(environment or {})}
-        started.append(Ranks(nursery, tmp_path, everybody, size, scenario, *words, **options))
-        return started[-1]
-
-    yield start
-    for ranks in started:
-        ranks.kill()
+from ranks.world import Start
 
 
 @pytest.fixture

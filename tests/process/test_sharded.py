@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,33 +10,10 @@ import torch
 
 import zerostall
 from conftest import stop_agent
-from crash.nursery import Nursery
 from ranks.sharded import same
-from ranks.world import Ranks
+from ranks.world import Start
 
-Start = Callable[..., Ranks]
 pytestmark = pytest.mark.timeout(900)  # several processes that torch makes slow to start, on a machine that may be busy
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    nursery = Nursery("rank", os.environ)
-    yield nursery
-    nursery.close()
-
-
-@pytest.fixture
-def start(nursery: Nursery, tmp_path: Path, agent_environment: dict[str, str]) -> Iterator[Start]:
-    """Starts the ranks of one attempt after another, on one node."""
-    started: list[Ranks] = []
-
-    def start(size: int, scenario: str, *words: object) -> Ranks:
-        started.append(Ranks(nursery, tmp_path, agent_environment, size, scenario, *words))
-        return started[-1]
-
-    yield start
-    for ranks in started:
-        ranks.kill()
 
 
 HOPS = [

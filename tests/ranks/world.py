@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from crash.nursery import Child, Nursery
@@ -55,3 +55,7 @@ class Ranks:
                 os.kill(child.pid, signal.SIGKILL)
         for child in self.rank:
             child.wait()
+
+
+Start = Callable[..., Ranks]
+"""Starts the ranks of an attempt: how many, a scenario's name and its words."""

@@ -31,17 +31,6 @@ def large() -> HandMade:
 
 
 @pytest.fixture
-def proxy(s3_server: Server) -> Iterator[Proxy]:
-    with Proxy(s3_server) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def bucket(s3_server: Server) -> str:
-    return s3_server.new_bucket()
-
-
-@pytest.fixture
 def open_tier(s3_server: Server, proxy: Proxy, bucket: str) -> Iterator[Callable[..., RemoteTier]]:
     """Opens the run in the bucket as one more process would."""
     pools: list[ThreadPoolExecutor] = []

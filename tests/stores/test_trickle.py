@@ -34,21 +34,8 @@ def close_channels() -> Iterator[None]:
 
 
 @pytest.fixture
-def folder(agent_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("ZEROSTALL_RUNTIME_DIR", "ZEROSTALL_AGENT_IDLE"):
-        monkeypatch.setenv(name, agent_environment[name])
-    return Path(agent_environment["ZEROSTALL_RUNTIME_DIR"])
-
-
-@pytest.fixture
-def proxy(s3_server: Server) -> Iterator[Proxy]:
-    with Proxy(s3_server) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def bucket(s3_server: Server) -> str:
-    return s3_server.new_bucket()
+def folder(own_agent: Path) -> Path:
+    return own_agent
 
 
 @pytest.fixture

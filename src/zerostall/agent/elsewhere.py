@@ -42,6 +42,19 @@ class Brought:
     slow: bool
 
 
+def whole(request: m.Fetch, segment: native.Segment, layout: Layout, record: Record) -> m.Fetched:
+    """The answer where an image was brought into a segment of its own, and was checked on the way."""
+    return m.Fetched(
+        id=request.id,
+        memory=m.Lent(0, segment.nbytes),
+        offset=0,
+        passing=True,
+        layout=layouts.encode(layout),
+        record=manifests.encode_record(record),
+        verified=True,
+    )
+
+
 class Elsewhere:
     """For the threads that look for copies and read them; what is let go is let go on the loop."""
 
@@ -136,15 +149,7 @@ class Elsewhere:
                 segment.close()
             raise
         segment = segments[0]
-        answer = m.Fetched(
-            id=request.id,
-            memory=m.Lent(0, segment.nbytes),
-            offset=0,
-            passing=True,
-            layout=layouts.encode(came.layout),
-            record=manifests.encode_record(came.record),
-            verified=True,
-        )
+        answer = whole(request, segment, came.layout, came.record)
         return Brought(answer, segment.fileno(), segment.close, slow=True)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from zerostall import native
+from zerostall.agent.elsewhere import whole
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core.candidates import Past, left_behind
@@ -296,16 +297,7 @@ class Fetches:
         except BaseException:
             segment.close()
             raise
-        answer = m.Fetched(
-            id=request.id,
-            memory=m.Lent(0, segment.nbytes),
-            offset=0,
-            passing=True,
-            layout=layouts.encode(stored.layout),
-            record=manifests.encode_record(stored.record),
-            verified=True,
-        )
-        return answer, segment
+        return whole(request, segment, stored.layout, stored.record), segment
 
     def _give(self, client: Client, step: int, answer: m.Fetched, segment: native.Segment) -> None:
         # Giving gigabytes back takes a while.

@@ -59,10 +59,6 @@ class Dealing:
             self._prove(self._partition.shared, holders)
         return self._partition
 
-    def forget(self) -> None:
-        """Decide anew next time, whatever is offered."""
-        self._stand = self._partition = None
-
     def _agree(self, offer: Offer, stand: Stand) -> Partition:
         world = self._world
         said = world.gather(partition.encode_stand(stand), what="save: who has what")
