@@ -53,9 +53,9 @@ void bind_copies(nb::module_& m) {
           "each "
           "device that holds sources the CUstream that training uses now; everything is read as the work it "
           "has "
-          "been given leaves it. `ahead`: chunks that a device is given before a guard comes, which can "
-          "then only be waited for; None: as many as should have landed by then, by what was measured "
-          "before. `held`: the pool's threads begin at start().")
+          "been given leaves it. `ahead`: chunks that a guard waits for and never moves aside; None: as many "
+          "as should have landed by then, by what was measured before. `held`: the pool's threads begin at "
+          "start().")
       .def(
           "start", [](const Capture& c) { c.get().start(); }, "Let the pool's threads begin.")
       .def(

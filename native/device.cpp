@@ -20,11 +20,12 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kLook = std::chrono::microseconds(100);  // a chunk of 16 MiB takes three times as long
 constexpr auto kDoubt =
     std::chrono::milliseconds(100);   // without a landing, the driver is asked whether all is well
-constexpr uint64_t kInFlight = 1024;  // parts; the driver's queue should never be full
-constexpr size_t kSlack =
-    4;  // parts in flight where the guard may redirect the rest: more than land in a look
+// Parts in flight before a guard comes: some milliseconds of work, so that the stream never runs dry. Not more:
+// a queue of the driver that is full holds up all who launch, and training launches just then.
+constexpr size_t kInFlight = 16;
+constexpr size_t kQueuedAtATime = 4;  // parts, before training gets its turn with the driver
+constexpr size_t kTogether = 64;      // parts of a guard's at most, by one call and with one mark
 constexpr size_t kMargin = 8;         // parts: waiting for one takes thirty times as long as moving it aside
-constexpr size_t kQueuedAtATime = 8;  // parts, before landings are looked at again
 
 // ZEROSTALL_WITHOUT="order,guard": tests take one safeguard away and must then see wrong bytes.
 bool without(const char* safeguard) {
@@ -189,12 +190,26 @@ void Device::note_rate(const Lane& lane) {
   if (seconds > 0) rate_ = static_cast<double>(lane.landed - 1) / seconds;
 }
 
-void Device::queue(Lane& lane) {
-  Lane::Part& part = lane.parts[lane.queued];
-  cuda::copy(lane.way, lane.copies_of(part), copies_, lane.pinned);
+void Device::queue(Lane& lane, size_t parts) {
+  if (parts == 1) {
+    cuda::copy(lane.way, lane.copies_of(lane.parts[lane.queued]), copies_, lane.pinned);
+  } else {
+    std::vector<cuda::Copy> copies;
+    for (size_t k = lane.queued; k < lane.queued + parts; ++k) {
+      const std::span<const cuda::Copy> more = lane.copies_of(lane.parts[k]);
+      copies.insert(copies.end(), more.begin(), more.end());
+    }
+    cuda::copy(lane.way, copies, copies_, lane.pinned);
+  }
   ZS_CUDA(cuStreamWriteValue64, copies_, counter_at_, mark_ + 1, CU_STREAM_WRITE_VALUE_DEFAULT);
-  part.mark = ++mark_;
-  ++lane.queued;
+  ++mark_;
+  for (; parts != 0; --parts) lane.parts[lane.queued++].mark = mark_;
+}
+
+// All parts below `end`, by few calls; smaller and smaller ones, so that checksums are not late for the last.
+void Device::queue_up_to(Lane& lane, size_t end) {
+  constexpr size_t kShare = 8;
+  while (lane.queued < end) queue(lane, std::clamp((end - lane.queued) / kShare, size_t{1}, kTogether));
 }
 
 // With mutex_ held.
@@ -280,7 +295,7 @@ Redirection Device::protect(Lane& lane, CUstream training, uint64_t freeze_bytes
         ZS_CUDA(cuEventRecord, guarded_at_, training);
         both_times_ = true;
         // Those that the copy thread has not come to yet but is expected to bring in time.
-        while (lane.queued < std::min<uint64_t>(lane.ahead, lane.parts.size())) queue(lane);
+        queue_up_to(lane, std::min<uint64_t>(lane.ahead, lane.parts.size()));
       }
       result.pending = lane.pending();
       const size_t spared = spare(lane, sparing);
@@ -296,7 +311,7 @@ Redirection Device::protect(Lane& lane, CUstream training, uint64_t freeze_bytes
         if (!(part.frozen = vram_->lend_reserved(nbytes))) break;
         result.frozen_bytes += nbytes;
       }
-      while (lane.queued < end) queue(lane);
+      queue_up_to(lane, end);
       ZS_CUDA(cuEventRecord, safe_, copies_);
       if (end != spared) {
         std::vector<cuda::Copy> aside;
@@ -352,12 +367,9 @@ bool Device::turn(std::unique_lock<std::mutex>& lock) {
   bool moved = !landed.empty();
   if (moved) moved_ = Clock::now();
   try {
-    uint64_t most = lane->released ? UINT64_MAX : std::max<uint64_t>(lane->ahead, lane->landed + kSlack);
-    if (lane->held) most = lane->kept_from;
-    for (size_t k = 0; k < kQueuedAtATime && lane->pending() != 0 && lane->queued < most &&
-                       lane->queued - lane->landed < kInFlight;
-         ++k, moved = true)
-      queue(*lane);
+    size_t most = std::min(lane->parts.size(), lane->landed + kInFlight);
+    if (lane->held) most = std::min(most, lane->kept_from);
+    for (size_t k = 0; k < kQueuedAtATime && lane->queued < most; ++k, moved = true) queue(*lane, 1);
     if (!moved) {
       const CUresult state = doubt();
       if (state != CUDA_SUCCESS) lane->queued = lane->landed;  // a dead stream brings nothing any more

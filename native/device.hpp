@@ -89,7 +89,8 @@ class Device : public std::enable_shared_from_this<Device> {
   explicit Device(int ordinal);
   void serve();
   bool turn(std::unique_lock<std::mutex>& lock);  // false: nothing could be done now
-  void queue(Lane& lane);                         // the next pending part
+  void queue(Lane& lane, size_t parts);           // the next pending ones
+  void queue_up_to(Lane& lane, size_t end);
   void order(CUstream first, CUstream then, CUevent event) const;
   uint64_t give_up(Lane& lane);
   static size_t spare(Lane& lane, const Sparing& sparing);

@@ -37,7 +37,7 @@ struct Lane {
   };
 
   cuda::Way way;
-  uint64_t ahead = UINT64_MAX;  // parts that are queued although a guard may come; kForecast: see Device
+  uint64_t ahead = UINT64_MAX;  // parts that a guard waits for and never moves aside; kForecast: see Device
   bool pinned;                  // the host side is
 
   bool forecast = false;  // a guard is to tell when it came

@@ -43,6 +43,10 @@ void work(CUstream stream, int us, const std::byte* to, size_t nbytes, int value
       stream, us, reinterpret_cast<CUdeviceptr>(to), nbytes, value);
 }
 
+int count(const char* function) {
+  return fake<int(const char*)>("fake_cuda_count")(function);
+}
+
 struct Opened {
   std::shared_ptr<zs::Device> device;
   explicit Opened(int ordinal) : device(zs::Device::open(ordinal)) {}
@@ -203,6 +207,34 @@ bool comes_out_wrong(const char* safeguard) {
   return !image.is(state.image(1));
 }
 
+// A driver's queue that is full holds up whoever launches work, and training does so right after a save.
+void few_are_in_flight() {
+  constexpr int kMost = 16;
+  reset();
+  const Opened opened(0);
+  zs::Pool pool("test", 2);
+  State state(600, {&opened}, false);
+  const int chunks = static_cast<int>(state.plan->chunks());
+  CHECK(chunks > 4 * kMost);
+  const std::vector<zs::Training> trainings = {{opened.device, new_stream(opened)}};
+  const Image image(state, &opened);
+  for (size_t k = 0; k < 600; ++k) state.write(k, 1, trainings);
+  fake<void(CUstream)>("fake_cuda_hold")(trainings[0].stream);
+  const auto capture = zs::Capture::begin(pool, state.plan, state.arrays, image.data(), {}, -1, trainings);
+  while (count("cuStreamWriteValue64") < kMost) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK(count("cuStreamWriteValue64") == kMost);
+  // The guard has the rest follow by few calls.
+  CHECK(capture->protect(0, trainings).pending == static_cast<uint64_t>(chunks - kMost));
+  CHECK(count("cuStreamWriteValue64") < kMost + (chunks - kMost) / 2);
+  CHECK(capture->pending().empty());
+  fake<void()>("fake_cuda_release")();
+  CHECK(capture->wait_for(std::nullopt));
+  capture->rethrow();
+  CHECK(image.is(state.image(1)));
+  CHECK(capture->checksums() == checksums_of(state.image(1)));
+}
+
 void refused_and_broken() {
   zs::Pool pool("test", 2);
   const Opened opened(0);
@@ -356,6 +388,7 @@ int main() {
   CHECK(comes_out_wrong("order"));
   CHECK(comes_out_wrong("guard"));
   CHECK(!comes_out_wrong("nothing"));
+  few_are_in_flight();
   refused_and_broken();
   a_stream_dies();
   ends_at_any_time();
