@@ -19,9 +19,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto kLook = std::chrono::microseconds(100);  // a chunk of 16 MiB takes three times as long
 constexpr auto kDoubt =
-    std::chrono::milliseconds(100);   // without a landing, the driver is asked whether all is well
-// Parts in flight before a guard comes: some milliseconds of work, so that the stream never runs dry. Not more:
-// a queue of the driver that is full holds up all who launch, and training launches just then.
+    std::chrono::milliseconds(100);  // without a landing, the driver is asked whether all is well
+// Parts in flight before a guard comes: some milliseconds of work, so that the stream never runs dry. Not
+// more: a queue of the driver that is full holds up all who launch, and training launches just then.
 constexpr size_t kInFlight = 16;
 constexpr size_t kQueuedAtATime = 4;  // parts, before training gets its turn with the driver
 constexpr size_t kTogether = 64;      // parts of a guard's at most, by one call and with one mark
