@@ -64,7 +64,15 @@ void bind_tensors(nb::module_& m) {
       .def_prop_ro("devices", &zs::Tensors::devices, "Numbers of the CUDA devices that hold some.")
       .def("let_go", &zs::Tensors::let_go,
            "Release memory of a device that tensors have left since refresh(). Call it when nothing reads.")
-      .def("moved", &zs::Tensors::moved, "Tracked ones that were written to since refresh().")
+      .def("moved", &zs::Tensors::moved,
+           "Tracked ones that were written to since refresh(), or whose memory was exchanged. Before "
+           "let_go().")
+      .def(
+          "any_within",
+          [](const zs::Tensors& self, uint64_t address, uint64_t nbytes) {
+            return self.any_within(pointer<std::byte>(address), nbytes);
+          },
+          "address"_a, "nbytes"_a, "Does any begin there, as refresh() saw them?")
       .def_prop_ro("pointers", &zs::Tensors::pointers)
       .def_prop_ro("imprinted", &zs::Tensors::imprinted,
                    "Of how many it is told from the bytes torch keeps of them whether they have changed.");

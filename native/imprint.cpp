@@ -70,8 +70,12 @@ std::optional<uint16_t> only_place(const void* block, size_t begin, size_t end, 
   return found;
 }
 
+Ref torch_module() {
+  return checked(PyImport_ImportModule("torch"));
+}
+
 Ref zeros(const char* format, int rows, int columns) {
-  const Ref torch = checked(PyImport_ImportModule("torch"));
+  const Ref torch = torch_module();
   const Ref shape = checked(Py_BuildValue(format, rows, columns));
   const Ref options = checked(Py_BuildValue("{s:s}", "device", "cpu"));
   return checked(PyObject_Call(attribute(torch.get(), "zeros").get(), shape.get(), options.get()));
@@ -79,6 +83,10 @@ Ref zeros(const char* format, int rows, int columns) {
 
 const std::byte* storage_of(PyObject* tensor) {
   return inner_address(call(tensor, "untyped_storage").get());
+}
+
+uint64_t data_of(PyObject* tensor) {
+  return unsigned_of(call(call(tensor, "untyped_storage").get(), "data_ptr").get());
 }
 
 void count_up(PyObject* tensor) {
@@ -118,6 +126,7 @@ bool Imprint::take(PyObject* tensor, const void* shape, int64_t version) {
   }
   impl_ = impl;
   sum_ = sum();
+  memory_ = memory();
   return true;
 }
 
@@ -176,6 +185,24 @@ bool Imprint::find_version(const std::byte* shared, PyObject* tensor) {
   return found == 1;
 }
 
+// Where a storage keeps the address of its memory: told by one over memory of somebody else's, for what
+// belongs to torch may lie there twice.
+bool Imprint::find_data() {
+  const Ref torch = torch_module(), bytes = checked(PyByteArray_FromStringAndSize(nullptr, 64));
+  const Ref type = attribute(torch.get(), "uint8"),
+            options = checked(Py_BuildValue("{s:O}", "dtype", type.get()));
+  const Ref buffers = checked(PyTuple_Pack(1, bytes.get()));
+  const Ref lent =
+      checked(PyObject_Call(attribute(torch.get(), "frombuffer").get(), buffers.get(), options.get()));
+  const Ref own = zeros("((ii))", 2, 3);
+  const std::byte *const first = storage_of(lent.get()), *const second = storage_of(own.get());
+  const size_t size = words_of(first) * 8;
+  const auto place = only_place(first, 0, size, data_of(lent.get()));
+  if (!place || words_of(second) * 8 != size || word(second, *place) != data_of(own.get())) return false;
+  places_.data = *place;
+  return true;
+}
+
 // Does an imprint tell each change that there is, and is it silent where there is none?
 bool Imprint::seen_to_tell() {
   const auto tells = [](auto&& change) {
@@ -188,8 +215,10 @@ bool Imprint::seen_to_tell() {
     if (!imprint.take(t, seen.shape, version_of(t)) || !imprint.same(t)) return false;
     count_up(t);
     if (!imprint.same(t) || !imprint.counted(t) || imprint.version() != version_of(t)) return false;
+    const uint64_t data = data_of(t);
+    if (!imprint.in_place(t)) return false;
     change(t);
-    return !imprint.same(t);
+    return !imprint.same(t) && (data_of(t) == data || !imprint.in_place(t));
   };
   const auto set_data = [](PyObject* tensor, const Ref& data) {
     if (PyObject_SetAttrString(tensor, "data", data.get()) != 0) throw take_error();
@@ -209,7 +238,7 @@ bool Imprint::seen_to_tell() {
 
 bool Imprint::learn() {
   try {
-    if (!find_places()) return false;
+    if (!find_places() || !find_data()) return false;
     learning_ = Learning::done;  // take() is part of what is tried out
     return seen_to_tell();
   } catch (const Refusal&) {

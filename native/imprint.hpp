@@ -38,11 +38,16 @@ class Imprint {
     return taken() && counter_ != nullptr && leads(tensor, places_.impl, impl_) &&
            leads(impl_, places_.counter, counter_);
   }
+  // Whether it has the storage it had, and that the memory it had: an exchange in place changes no counter.
+  bool in_place(const _object* tensor) const {
+    return taken() && leads(tensor, places_.impl, impl_) && leads(impl_, places_.storage, storage_) &&
+           memory() == memory_;
+  }
   int64_t version() const {
     return __atomic_load_n(reinterpret_cast<const uint32_t*>(counter_ + places_.version), __ATOMIC_RELAXED);
   }
 
-  // Ask for the memory that same() and version(), or counted() and version(), will read.
+  // Ask for the memory that same() and version(), or counted(), version() and in_place(), will read.
   [[gnu::always_inline]] void fetch(const _object* tensor) const {
     if (!taken()) return;
     prefetch(address(tensor, places_.impl));
@@ -55,17 +60,19 @@ class Imprint {
     prefetch(address(tensor, places_.impl));
     prefetch(impl_ + places_.counter);
     prefetch(counter_ + places_.version);
+    prefetch(storage_ + places_.data);
   }
 
  private:
   struct Places {  // in bytes
-    uint16_t impl = 0, storage = 0, counter = 0, version = 0;
+    uint16_t impl = 0, storage = 0, counter = 0, version = 0, data = 0;
   };
   enum class Learning : uint8_t { none, done, failed };
 
   static bool learn();
   static bool find_places();
   static bool find_version(const std::byte* shared, _object* tensor);
+  static bool find_data();
   static bool seen_to_tell();
   static const std::byte* address(const void* block, uint16_t place) {
     return static_cast<const std::byte*>(block) + place;
@@ -74,6 +81,11 @@ class Imprint {
     return *reinterpret_cast<const std::byte* const*>(address(block, place)) == to;
   }
   uint64_t sum() const;
+  // Of the address of the storage's memory what there is room for: another one is told but once in 2^32.
+  uint32_t memory() const {
+    const auto data = *reinterpret_cast<const uint64_t*>(address(storage_, places_.data));
+    return static_cast<uint32_t>((data * 0x9E3779B97F4A7C15) >> 32);
+  }
 
   static Places places_;
   static Learning learning_;
@@ -82,6 +94,7 @@ class Imprint {
   const std::byte* storage_ = nullptr;
   const std::byte* counter_ = nullptr;
   uint64_t sum_ = 0;
+  uint32_t memory_ = 0;
   uint8_t impl_words_ = 0, storage_words_ = 0;
 };
 

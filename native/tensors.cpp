@@ -19,6 +19,10 @@ std::byte* address(const dlpack::Tensor& tensor) {
   return static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
 }
 
+std::byte* memory_of(PyObject* tensor_or_storage) {
+  return reinterpret_cast<std::byte*>(unsigned_of(call(tensor_or_storage, "data_ptr").get()));
+}
+
 std::vector<int64_t> in_bytes(const int64_t* strides, size_t n, int64_t item) {
   std::vector<int64_t> result(strides, strides + n);
   for (int64_t& stride : result) stride *= item;
@@ -45,7 +49,7 @@ Tensors::Answer Tensors::ask(PyObject* object) {
   Answer answer;
   answer.dtype = attribute(object, "dtype");
   if (PyObject_HasAttrString(object, "data_ptr") != 0) {
-    answer.data = reinterpret_cast<std::byte*>(unsigned_of(call(object, "data_ptr").get()));
+    answer.data = memory_of(object);
     answer.shape = integers_of(attribute(object, "shape").get());
     answer.strides = integers_of(call(object, "stride").get());
     answer.itemsize = static_cast<int64_t>(unsigned_of(call(object, "element_size").get()));
@@ -168,8 +172,18 @@ Geometry Tensors::describe(size_t index, bool exchange, int16_t& place) {
 void Tensors::hold(size_t index) {
   Facts& facts = facts_[index];
   Ref storage = call(entries_[index].object, "untyped_storage");
+  facts.begins = memory_of(storage.get());
   Py_XDECREF(std::exchange(facts.held, storage.release()));
   facts.held_at = data_[index];
+}
+
+bool Tensors::exchanged(size_t index) const {
+  const Facts& facts = facts_[index];
+  try {
+    return facts.held != nullptr && memory_of(facts.held) != facts.begins;
+  } catch (const Refusal&) {
+    return true;  // it has none at all any more
+  }
 }
 
 void Tensors::let_go() noexcept {
@@ -279,9 +293,15 @@ std::vector<uint32_t> Tensors::moved() const {
     if (!entry.tracked) continue;
     const int64_t now =
         entry.imprint.counted(entry.object) ? entry.imprint.version() : version_of(entry.object);
-    if (now != entry.version) result.push_back(static_cast<uint32_t>(k));
+    if (now != entry.version || (entry.leaves && !entry.imprint.in_place(entry.object) && exchanged(k)))
+      result.push_back(static_cast<uint32_t>(k));
   }
   return result;
+}
+
+bool Tensors::any_within(const std::byte* begin, size_t nbytes) const {
+  return std::any_of(data_.begin(), data_.end(),
+                     [=](const std::byte* data) { return data >= begin && data < begin + nbytes; });
 }
 
 std::vector<uint64_t> Tensors::pointers() const {

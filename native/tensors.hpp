@@ -26,8 +26,11 @@ class Tensors {
   Tensors& operator=(const Tensors&) = delete;
   ~Tensors();
 
-  std::vector<uint32_t> refresh();      // indexes that no longer fit what the constructor saw
-  std::vector<uint32_t> moved() const;  // tracked ones whose version is not what refresh() saw
+  std::vector<uint32_t> refresh();  // indexes that no longer fit what the constructor saw
+  // Tracked ones whose version is not what refresh() saw, or whose storage of then has other memory now.
+  // Before let_go().
+  std::vector<uint32_t> moved() const;
+  bool any_within(const std::byte* begin, size_t nbytes) const;  // as refresh() saw them
   std::vector<uint64_t> pointers() const;
   size_t size() const { return entries_.size(); }
   size_t imprinted() const;          // of how many it is told from their bytes whether they have changed
@@ -37,6 +40,8 @@ class Tensors {
   // after, so that it is neither unmapped nor given to somebody else while it is read: all memory of a
   // device, and in host memory that of tracked tensors. This lets go of such memory; call it when nothing
   // reads.
+  // A storage's memory can also be exchanged in place, behind the storage (`share_memory_`, `resize_`): that
+  // cannot be held, but moved() tells.
   void let_go() noexcept;
 
   // As refresh() saw them. Throws where it found a misfit, where memory is neither the host's nor a CUDA
@@ -58,11 +63,12 @@ class Tensors {
     dlpack::Device device{};
     dlpack::Type type{};
     uint32_t ndim = 0;
-    size_t extent = 0;         // into extents_: the shape, then the strides in the producer's unit
-    _object* dtype = nullptr;  // of those asked by method calls
-    _object* place = nullptr;  // their torch.device
-    _object* held = nullptr;   // the storage, as refresh() saw it, of one that leaves
-    const std::byte* held_at = nullptr;
+    size_t extent = 0;                   // into extents_: the shape, then the strides in the producer's unit
+    _object* dtype = nullptr;            // of those asked by method calls
+    _object* place = nullptr;            // their torch.device
+    _object* held = nullptr;             // the storage, as refresh() saw it, of one that leaves
+    const std::byte* held_at = nullptr;  // the tensor's memory then, and
+    const std::byte* begins = nullptr;   // the storage's
   };
   struct Answer;  // of a tensor asked by method calls
 
@@ -74,6 +80,7 @@ class Tensors {
   bool look_by_calls(size_t index, std::byte*& data) const;
   void remember(Facts& facts, const int64_t* shape, const int64_t* strides);
   void hold(size_t index);
+  bool exchanged(size_t index) const;
   Arrays arrays() const;
   void drop() noexcept;
 

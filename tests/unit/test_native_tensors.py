@@ -81,6 +81,43 @@ def test_memory_that_a_tracked_tensor_leaves_is_held_until_it_is_let_go(exchange
     assert seen.pointers == [tensor.data_ptr() for tensor in tensors]
 
 
+EXCHANGES: dict[str, Callable[[torch.Tensor], object]] = {
+    "shared": lambda tensor: tensor.share_memory_(),
+    "larger": lambda tensor: tensor.untyped_storage().resize_(1 << 20),
+    "smaller": lambda tensor: tensor.untyped_storage().resize_(8),
+    "gone": lambda tensor: tensor.untyped_storage().resize_(0),
+    "after it has been left": lambda tensor: leave(tensor).resize_(0),
+}
+
+
+def leave(tensor: torch.Tensor) -> torch.UntypedStorage:
+    before = tensor.untyped_storage()
+    tensor.data = torch.zeros(4, 6)
+    return before
+
+
+@both_ways
+@pytest.mark.parametrize("way", list(EXCHANGES))
+def test_moved_names_what_was_exchanged_behind_its_storage(exchange: bool, way: str) -> None:
+    tensors = [torch.zeros(4, 6) for _ in range(4)]
+    seen = Tensors(tensors, [True, True, False, True], exchange=exchange)
+    EXCHANGES[way](tensors[1])
+    EXCHANGES[way](tensors[2])  # nobody reads it after `save`
+    leave(tensors[3])
+    assert seen.moved() == [1]
+
+
+def test_where_tensors_lay_at_the_last_look() -> None:
+    base = torch.zeros(4, 6)
+    seen = Tensors([base[1:], torch.zeros(0)], [False, False])
+    storage = base.untyped_storage()
+    assert seen.any_within(storage.data_ptr(), storage.nbytes())
+    assert not seen.any_within(storage.data_ptr(), 24)
+    assert not seen.any_within(0, 0)
+    base.data = torch.zeros(4, 6)
+    assert seen.any_within(storage.data_ptr(), storage.nbytes())
+
+
 def test_numpy_arrays_are_watched_too() -> None:
     array = np.zeros((3, 4), dtype=np.float32)
     seen = Tensors([array], [False])

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Sequence
 
+    import torch
+
     from zerostall.config import WhenBusy
     from zerostall.trainer.link import Link
     from zerostall.trainer.mappings import Mappings
@@ -51,6 +53,10 @@ class Taken:
     def not_finite(self) -> list[str]:
         """Names of tensors that must be finite and are not; only once the capture is done."""
         return self.finite.offenders(self.memory.address(self.slot)) if self.finite is not None else []
+
+    def reads(self, storage: torch.UntypedStorage) -> bool:
+        """Whether something in that memory is captured."""
+        return self.sources.any_within(storage.data_ptr(), storage.nbytes())
 
     def protect(self, freeze_bytes: int, left: Sequence[int], kept: Sequence[tuple[int, int]]) -> native.Protection:
         """Return when no source is read any more, or by nothing that the streams of this thread do not wait for."""

@@ -23,6 +23,7 @@ class Flight:
     Attributes:
         taken: the image being captured; the version counters of its sources were read when that began.
         wish: what the agent is told beside the record.
+        thread: the one that saves.
         landed: whether the agent has been told how it ended; the sealer's.
         late: tensors that the guard found changed although the sealer had not: the sealed image cannot be trusted.
     """
@@ -36,6 +37,7 @@ class Flight:
     metric: float | None
     created: float
     wish: m.Sealed
+    thread: int = field(default_factory=threading.get_ident)
     begun: float = field(default_factory=time.perf_counter)
     landed: bool = False
     late: list[str] = field(default_factory=list)

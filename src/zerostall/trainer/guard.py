@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import time
 import weakref
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from zerostall.core.reading import Flipping
 from zerostall.telemetry import say_once
+from zerostall.trainer import storages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +30,8 @@ class Guard:
     """Watches one snapshot at a time; a training thread drives it.
 
     Before every step of the given optimizers, until `remove`, nothing is left to be read; an optimizer that flips asks
-    for itself, and goes on sooner. They hold only weak references, so that a forgotten checkpointer can be collected.
+    for itself, and goes on sooner. So does, on any thread, what exchanges memory in place (`storages`). They hold only
+    weak references, so that a forgotten checkpointer can be collected.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class Guard:
         self._revoke = revoke
         self._pid = os.getpid()
         self._flight: Flight | None = None
+        self._going = threading.RLock()  # held until a guard is through
         self._flipping: list[Flipping] = []
         me = weakref.ref(self)
 
@@ -55,6 +60,7 @@ class Guard:
             if not (policies.offers_flips and self._flips(optimizer))
         ]
         policies.flips = bool(self._flipping)
+        storages.ask(self)
 
     def _flips(self, optimizer: torch.optim.Optimizer) -> bool:
         kind = type(optimizer)
@@ -75,6 +81,7 @@ class Guard:
         return False
 
     def remove(self) -> None:
+        storages.forget(self)
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -92,33 +99,58 @@ class Guard:
 
     def look_back(self) -> None:
         """A snapshot that is captured is looked at for the last time: the next guard need not see it again."""
-        if self._flight is not None and self._flight.taken.capture.done():
-            self.protect()
+        with self._going:
+            if self._flight is not None and self._flight.taken.capture.done():
+                self.protect()
+
+    def busy(self) -> bool:
+        """See `storages.Reader`."""
+        with self._going:
+            return self._flight is not None and self._pid == os.getpid()
+
+    def let_exchange(self, storage: torch.UntypedStorage) -> None:
+        """See `storages.Reader`.
+
+        The streams of another thread than the one that saves mean nothing to the optimizer's: there all is waited for.
+        """
+        flight = self._flight
+        if flight is None or not flight.taken.reads(storage):
+            return
+        if threading.get_ident() != flight.thread:
+            with contextlib.suppress(Exception):  # a capture that failed reads no more; its sealer says why
+                flight.taken.capture.wait(None)
+        with self._going:
+            if self._flight is flight:
+                self.protect()
 
     def pending(self) -> Mapping[tuple[int, int], int] | None:
         """See `zerostall.core.reading.Reader`."""
         self.look_back()
-        if self._flight is None or self._pid != os.getpid():
+        flight = self._flight
+        if flight is None or self._pid != os.getpid():
             return None
         if self._policies.choice.policy != "flip":
             return {}
-        taken = self._flight.taken
+        taken = flight.taken
         addresses, entries = taken.sources.pointers, taken.layout.entries
         return {(addresses[index], entries[index].nbytes): index for index in taken.capture.pending}
 
     def claim(self, left: Sequence[Placed], kept: Sequence[Placed]) -> Claim:
         """See `zerostall.core.reading.Reader`."""
-        assert self._flight is not None
-        taken = self._flight.taken
-        self._let_go(left, kept)
-        return _Claim(taken)
+        with self._going:
+            flight = self._flight
+            self._let_go(left, kept)
+        return _Claim(flight.taken if flight is not None else None)
 
     def _let_go(self, left: Sequence[Placed], kept: Sequence[Placed]) -> None:
         if self._pid != os.getpid():
             return  # in a forked child nothing is saved
-        flight, self._flight = self._flight, None
-        if flight is None:
-            return
+        with self._going:
+            flight, self._flight = self._flight, None
+            if flight is not None:
+                self._finish(flight, left, kept)
+
+    def _finish(self, flight: Flight, left: Sequence[Placed], kept: Sequence[Placed]) -> None:
         self._stats.record_free(time.perf_counter() - flight.begun)
         entries = flight.taken.layout.entries
         spared = sum(entries[place].nbytes for place, _ in (*left, *kept))
@@ -129,13 +161,14 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    taken: Taken
+    taken: Taken | None  # None: another thread has just seen to it that nothing is left to read
 
     def release(self) -> None:
-        self.taken.capture.release(streams=self.taken.devices.now())
+        if self.taken is not None:
+            self.taken.capture.release(streams=self.taken.devices.now())
 
     def over(self) -> bool:
-        return self.taken.capture.done()
+        return self.taken is None or self.taken.capture.done()
 
 
 class _Reader:

@@ -107,11 +107,12 @@ class Sealer:
         try:
             try:
                 flight.taken.capture.wait(None)
+                torn = flight.torn()
             finally:
                 flight.taken.sources.let_go()
             self._stats.record_drain(flight.taken.capture.drain_seconds)
             self._stats.bytes_captured += flight.taken.layout.nbytes
-            if torn := flight.torn():
+            if torn:
                 raise _torn(flight.step, torn)
             if numbers := flight.taken.not_finite():
                 raise _not_finite(flight.step, numbers)
