@@ -64,10 +64,9 @@ class Capture final : public Job, private Landing {
   // Copies the pieces in `at_once` before it returns; those on a device in the order of its training stream.
   // At the end 1 is added to the eventfd `announce`, if given. `image` has plan->nbytes() bytes; it and the
   // arrays must live until the job is done. `trainings`: one for each device that has sources, which must be
-  // contiguous there. `ahead`: chunks that a guard waits for, however few of them have landed; kForecast: those
-  // that should land by then.
-  // `held`: what is left for the host's threads waits for start(), so that none of them competes with what
-  // the caller has still to do.
+  // contiguous there. `ahead`: chunks that a guard waits for, however few of them have landed; kForecast:
+  // those that should land by then. `held`: what is left for the host's threads waits for start(), so that
+  // none of them competes with what the caller has still to do.
   static std::shared_ptr<Capture> begin(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sources,
                                         std::byte* image, std::span<const uint32_t> at_once,
                                         int announce = -1, std::vector<Training> trainings = {},
