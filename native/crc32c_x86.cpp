@@ -143,12 +143,9 @@ ZS_AVX512 inline uint32_t fold_lines(uint32_t state, uint8_t*& to, const uint8_t
   a = _mm512_xor_si512(a, _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(state))));
   to += 256, from += 256, nbytes -= 256;
   for (; nbytes >= 256; to += 256, from += 256, nbytes -= 256) {
-    if constexpr (kCopy) {  // the hardware prefetcher stops at every 4 KiB page
-      _mm_prefetch(reinterpret_cast<const char*>(from + 4096), _MM_HINT_T0);
-      _mm_prefetch(reinterpret_cast<const char*>(from + 4160), _MM_HINT_T0);
-      _mm_prefetch(reinterpret_cast<const char*>(from + 4224), _MM_HINT_T0);
-      _mm_prefetch(reinterpret_cast<const char*>(from + 4288), _MM_HINT_T0);
-    }
+    // The hardware prefetcher stops at every 4 KiB page.
+    for (size_t line = 0; line < 256; line += 64)
+      _mm_prefetch(reinterpret_cast<const char*>(from + 4096 + line), _MM_HINT_T0);
     a = fold<2048>(a, take<kCopy>(to, from));
     b = fold<2048>(b, take<kCopy>(to + 64, from + 64));
     c = fold<2048>(c, take<kCopy>(to + 128, from + 128));

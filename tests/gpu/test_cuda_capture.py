@@ -190,15 +190,14 @@ def test_without_the_order_the_snapshot_is_stale(tmp_path: Path, monkeypatch: py
     model, optimizer = training()
     with zerostall.Checkpointer(tmp_path, model=model, optimizer=optimizer) as ckpt:
         ckpt.save(1).wait("host")
+        before = clones(model, optimizer)  # memory that is taken behind the long kernel might wait for it
         torch.cuda._sleep(20 * LONG)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(1)
-        expected = clones(model, optimizer)
         ckpt.save(2).wait("host")
         ckpt.restore(2)
-        with pytest.raises(AssertionError):
-            assert_same(tensors(model, optimizer), expected)
+        assert_same(tensors(model, optimizer), before)
 
 
 def test_a_graph_being_captured_is_refused(tmp_path: Path) -> None:
