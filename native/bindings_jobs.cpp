@@ -14,7 +14,24 @@ using Verify = JobOf<zs::Verify>;
 using FileWrite = JobOf<zs::FileWrite>;
 using FileRead = JobOf<zs::FileRead>;
 
+struct Pieces {
+  zs::Pieces pieces;
+};
+
+zs::Pieces pieces_of(nb::handle indexes) {
+  if (nb::isinstance<Pieces>(indexes)) return nb::cast<const Pieces&>(indexes).pieces;
+  std::vector<uint32_t> numbers;
+  for (nb::handle index : indexes) numbers.push_back(nb::cast<uint32_t>(index));
+  return std::make_shared<const std::vector<uint32_t>>(std::move(numbers));
+}
+
 void bind_copies(nb::module_& m) {
+  nb::class_<Pieces>(m, "Pieces", "Indexes of pieces, kept so that nobody needs to read them again.")
+      .def(
+          "__init__", [](Pieces* self, nb::iterable indexes) { new (self) Pieces{pieces_of(indexes)}; },
+          "indexes"_a, nb::sig("def __init__(self, indexes: collections.abc.Iterable[int]) -> None"))
+      .def("__len__", [](const Pieces& p) { return p.pieces->size(); });
+
   nb::class_<zs::Protection>(m, "Protection", "What protect() had to do.")
       .def_ro("pending", &zs::Protection::pending, "Chunks that nobody had begun.")
       .def_ro("frozen_bytes", &zs::Protection::frozen_bytes)
@@ -26,18 +43,19 @@ void bind_copies(nb::module_& m) {
       .def(
           "__init__",
           [](Capture* self, nb::object pool, const Plan& plan, nb::object sources, uint64_t image,
-             std::vector<uint32_t> at_once, int announce, const Streams& streams,
-             std::optional<uint64_t> ahead, bool held) {
+             nb::object at_once, int announce, const Streams& streams, std::optional<uint64_t> ahead,
+             bool held) {
             zs::Arrays arrays = nb::cast<zs::Tensors&>(sources).sources();
             const auto& workers = nb::cast<const zs::Pool&>(pool);
             std::vector<nb::object> keep{pool, sources};
             std::vector<zs::Training> trainings = trainings_of(streams, &keep);
-            const bool brief = trainings.empty() && at_once.size() < kBrief;
+            const zs::Pieces pieces = pieces_of(at_once);
+            const bool brief = trainings.empty() && pieces->size() < kBrief;
             make(
                 self, std::move(keep),
                 [&] {
                   return zs::Capture::begin(workers, plan.plan, std::move(arrays), pointer<std::byte>(image),
-                                            at_once, announce, std::move(trainings),
+                                            pieces, announce, std::move(trainings),
                                             ahead.value_or(zs::kForecast), held);
                 },
                 brief);
@@ -45,10 +63,11 @@ void bind_copies(nb::module_& m) {
           "pool"_a, "plan"_a, "sources"_a, "image"_a, nb::kw_only(), "at_once"_a, "announce"_a = -1,
           "streams"_a = Streams(), "ahead"_a.none() = UINT64_MAX, "held"_a = false,
           nb::sig("def __init__(self, pool: Pool, plan: Plan, sources: Tensors, image: int, *, "
-                  "at_once: collections.abc.Sequence[int], announce: int = -1, "
+                  "at_once: collections.abc.Iterable[int] | Pieces, announce: int = -1, "
                   "streams: collections.abc.Sequence[tuple[Device, int]] = (), ahead: int | None = 2**64 - "
                   "1, held: bool = False) -> None"),
-          "Pieces in `at_once` are copied before this returns. Call sources.refresh() right before.\n\n"
+          "Pieces in `at_once` (best as Pieces, where it is the same each time) are copied before this "
+          "returns. Call sources.refresh() right before.\n\n"
           "At the end 1 is added to the eventfd `announce`, which must stay open until then. `streams`: of "
           "each "
           "device that holds sources the CUstream that training uses now; everything is read as the work it "

@@ -6,79 +6,31 @@
 
 #include "crc32c.hpp"
 #include "error.hpp"
-#include "prefetch.hpp"
-#include "tasks.hpp"
 
 namespace zs {
 namespace {
 
 constexpr uint64_t kStreamed = 16 << 10;  // runs from this length on are checksummed while they are copied
 constexpr uint64_t kWarm = 128 << 10;  // shorter ones afterwards, from a cache that surely still holds them
-constexpr uint64_t kTask = 1 << 20;    // at-once copies are cut into tasks of about this much
-
-// Many small sources lie anywhere in memory: asked for a few ahead, their bytes are there in time.
-[[gnu::always_inline]] inline void fetch_ahead(const Arrays& sources, std::span<const uint32_t> pieces,
-                                               size_t k) {
-  constexpr size_t kAhead = 12;
-  if (k + kAhead < pieces.size()) prefetch(sources.data[pieces[k + kAhead]]);
-}
-
-// The at-once copies, when they are worth the help of the workers.
-class AtOnce final : public Job {
- public:
-  AtOnce(std::shared_ptr<Workers> workers, const Plan& plan, const Arrays& sources, std::byte* image,
-         std::span<const uint32_t> pieces, std::vector<Task> tasks)
-      : Job(std::move(workers), tasks.size()),
-        plan_(plan),
-        sources_(sources),
-        image_(image),
-        pieces_(pieces),
-        tasks_(std::move(tasks)) {}
-
-  void run_here() {
-    workers_->add_first(shared_from_this());
-    while (run_one()) {
-    }
-    wait_for(std::nullopt);
-    rethrow();
-  }
-
- protected:
-  void work(uint64_t unit) override {
-    const Task& task = tasks_[unit];
-    for (size_t k = task.first; k < task.last; ++k) {
-      const size_t piece = pieces_[k];
-      fetch_ahead(sources_, pieces_, k);
-      gather(image_ + plan_.offset(piece) + task.begin, sources_.data[piece], (*sources_.geometries)[piece],
-             task.begin, std::min(task.end, plan_.size(piece)));
-    }
-  }
-
- private:
-  const Plan& plan_;
-  const Arrays& sources_;
-  std::byte* image_;
-  std::span<const uint32_t> pieces_;
-  std::vector<Task> tasks_;
-};
 
 }  // namespace
 
 std::shared_ptr<Capture> Capture::begin(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sources,
-                                        std::byte* image, std::span<const uint32_t> at_once, int announce,
+                                        std::byte* image, const Pieces& pieces, int announce,
                                         std::vector<Training> trainings, uint64_t ahead, bool held) {
-  check(*plan, sources, at_once, trainings);
+  check(*plan, sources, trainings);
+  std::shared_ptr<const AtOnce> at_once = plan->at_once(sources, pieces);
   std::vector<Drain> drains;
   for (Training& training : trainings) {
-    Drain drain = drain_of(*plan, sources, image, at_once, std::move(training), ahead);
+    Drain drain = drain_of(*plan, sources, image, *at_once, std::move(training), ahead);
     if (!drain.lane->parts.empty()) drains.push_back(std::move(drain));
   }
   std::shared_ptr<Capture> capture(
-      new Capture(pool, std::move(plan), std::move(sources), image, std::move(drains)));
+      new Capture(pool, std::move(plan), std::move(sources), image, std::move(at_once), std::move(drains)));
   capture->announce_to(announce);
   try {
     capture->start_lanes();
-    capture->copy_at_once(at_once);
+    capture->copy_at_once();
   } catch (...) {
     capture->announce_to(-1);
     capture->cancel();
@@ -89,16 +41,12 @@ std::shared_ptr<Capture> Capture::begin(const Pool& pool, std::shared_ptr<const 
   return capture;
 }
 
-void Capture::check(const Plan& plan, const Arrays& sources, std::span<const uint32_t> at_once,
-                    std::span<const Training> trainings) {
+void Capture::check(const Plan& plan, const Arrays& sources, std::span<const Training> trainings) {
   check_devices(sources, trainings);
   if (sources.data.size() != plan.pieces())
     throw Error(Kind::usage, std::to_string(sources.data.size()) + " tensors for a plan of " +
                                  std::to_string(plan.pieces()) + " pieces");
   plan.check(sources.geometries);
-  for (uint32_t piece : at_once)
-    if (piece >= plan.pieces())
-      throw Error(Kind::usage, "there is no piece " + std::to_string(piece) + " to copy at once");
 }
 
 namespace {
@@ -111,12 +59,12 @@ uint64_t parts_of(const Drains& drains) {
 }  // namespace
 
 Capture::Capture(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sources, std::byte* image,
-                 std::vector<Drain> drains)
+                 std::shared_ptr<const AtOnce> at_once, std::vector<Drain> drains)
     : Job(pool.workers(), plan->chunks() + parts_of(drains), parts_of(drains)),
       plan_(std::move(plan)),
       sources_(std::move(sources)),
+      at_once_(std::move(at_once)),
       image_(image),
-      copied_(plan_->pieces()),
       checksums_(plan_->chunks()),
       drains_(std::move(drains)),
       unreleased_(plan_->chunks()) {
@@ -131,26 +79,12 @@ Capture::Capture(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sour
 
 Capture::~Capture() = default;
 
-void Capture::copy_at_once(std::span<const uint32_t> all) {
-  std::vector<uint32_t> on_host;  // only where some are not: this is the training thread
-  std::span<const uint32_t> at_once = all;
-  for (uint32_t piece : all) copied_[piece] = 1;
-  if (!drains_.empty()) {
-    for (uint32_t piece : all)
-      if (sources_.place(piece) == Arrays::kHost) on_host.push_back(piece);
-    at_once = on_host;
+void Capture::copy_at_once() {
+  if (at_once_->tiny_bytes != 0) {
+    beside_ = std::make_unique_for_overwrite<std::byte[]>(at_once_->tiny_bytes);
+    at_once_->gather_tiny(sources_, beside_.get());
   }
-  const std::vector<Task> tasks = cut_tasks(*plan_, at_once, kTask);
-  if (tasks.size() <= 2) {  // waking a worker would take longer
-    for (size_t k = 0; k < at_once.size(); ++k) {
-      const uint32_t piece = at_once[k];
-      fetch_ahead(sources_, at_once, k);
-      gather(image_ + plan_->offset(piece), sources_.data[piece], (*sources_.geometries)[piece], 0,
-             plan_->size(piece));
-    }
-    return;
-  }
-  std::make_shared<AtOnce>(workers_, *plan_, sources_, image_, at_once, tasks)->run_here();
+  at_once_->place_others(*plan_, sources_, image_, workers_);
 }
 
 bool Capture::bring(uint64_t chunk) noexcept {
@@ -170,15 +104,14 @@ uint64_t Capture::host_bytes(uint64_t chunk) const {
   plan_->runs(
       chunk, [](uint64_t, uint64_t) {},
       [&](size_t piece, uint64_t, uint64_t from, uint64_t to) {
-        if (!copied_[piece] && sources_.place(piece) == Arrays::kHost) nbytes += to - from;
+        if (!copied(piece) && sources_.place(piece) == Arrays::kHost) nbytes += to - from;
       },
       [](uint64_t, uint64_t) {});
   return nbytes;
 }
 
-// Brings a chunk's host memory into the image, and takes its checksum where that was all. With `aside`,
-// pieces come from a frozen chunk.
-void Capture::pack(uint64_t chunk, const std::byte* aside) {
+// Brings a chunk's host memory into the image, and takes its checksum where that was all.
+void Capture::pack(uint64_t chunk) {
   const uint64_t begin = plan_->chunk_begin(chunk), end = plan_->chunk_end(chunk);
   const bool shared = on_lane(chunk);
   uint64_t checked = begin;  // the checksum covers [begin, checked)
@@ -206,9 +139,9 @@ void Capture::pack(uint64_t chunk, const std::byte* aside) {
         copy(offset, reinterpret_cast<const std::byte*>(plan_->header().data()) + offset, n);
       },
       [&](size_t piece, uint64_t offset, uint64_t from, uint64_t to) {
+        if (at_once_->marks[piece] == AtOnce::kPlaced || sources_.place(piece) != Arrays::kHost)
+          return written_to(offset + (to - from));
         const Geometry& geometry = (*sources_.geometries)[piece];
-        if (copied_[piece] || sources_.place(piece) != Arrays::kHost) return written_to(offset + (to - from));
-        if (aside != nullptr) return copy(offset, aside + (offset - begin), to - from);
         if (geometry.contiguous()) return copy(offset, sources_.data[piece] + from, to - from);
         gather(image_ + offset, sources_.data[piece], geometry, from, to);
         written_to(offset + (to - from));
@@ -228,7 +161,7 @@ void Capture::pack(uint64_t chunk, const std::byte* aside) {
 
 void Capture::work(uint64_t chunk) {
   try {
-    pack(chunk, nullptr);
+    pack(chunk);
   } catch (...) {
     released(1);  // whoever waits in protect() must not wait for a chunk that failed
     throw;
@@ -246,31 +179,48 @@ void Capture::released(uint64_t chunks) noexcept {
   all_released_.notify_all();
 }
 
-bool Capture::freeze(uint64_t chunk) {
-  const uint64_t begin = plan_->chunk_begin(chunk);
+// No place is better to move a chunk to than its own in the image; what is left for later is its checksum.
+void Capture::freeze(uint64_t chunk) {
   try {
-    Frozen frozen{chunk, workers_->spare->lend(plan_->chunk_bytes())};
-    std::byte* const aside = frozen.bytes.data();
     plan_->runs(
-        chunk, [](uint64_t, uint64_t) {},
-        [&](size_t piece, uint64_t offset, uint64_t from, uint64_t to) {
-          if (!copied_[piece] && sources_.place(piece) == Arrays::kHost)
-            gather(aside + (offset - begin), sources_.data[piece], (*sources_.geometries)[piece], from, to);
+        chunk,
+        [&](uint64_t offset, uint64_t n) {
+          std::memcpy(image_ + offset, plan_->header().data() + offset, n);
         },
-        [](uint64_t, uint64_t) {});
-    set_aside(std::move(frozen));
-  } catch (const std::bad_alloc&) {
-    return false;  // no memory to spare: the caller helps instead
+        [&](size_t piece, uint64_t offset, uint64_t from, uint64_t to) {
+          if (at_once_->marks[piece] != AtOnce::kPlaced && sources_.place(piece) == Arrays::kHost)
+            gather(image_ + offset, sources_.data[piece], (*sources_.geometries)[piece], from, to);
+        },
+        [&](uint64_t offset, uint64_t n) { std::memset(image_ + offset, 0, n); });
+  } catch (...) {
+    fail(std::current_exception());
+    released(1);
+    return retire(1);
   }
   released(1);
-  return true;
+  if (on_lane(chunk) && !bring(chunk)) return retire(1);
+  check_later(chunk);
 }
 
-void Capture::set_aside(Frozen frozen) {
+// The checksum of a chunk that is in the image.
+void Capture::check_later(uint64_t chunk) noexcept {
   {
     const std::lock_guard lock(aside_mutex_);
-    frozen_.push_back(std::move(frozen));
+    landed_.push_back(chunk);
   }
+  ask_for_workers();
+}
+
+// The whole of a chunk that nobody changes.
+void Capture::read_later(uint64_t chunk) noexcept {
+  {
+    const std::lock_guard lock(aside_mutex_);
+    spared_.push_back(chunk);
+  }
+  ask_for_workers();
+}
+
+void Capture::ask_for_workers() noexcept {
   try {
     workers_->add(shared_from_this());  // they may have left the job when the last chunk was claimed
   } catch (const Error&) {
@@ -282,34 +232,28 @@ void Capture::set_aside(Frozen frozen) {
 bool Capture::has_work() const {
   if (Job::has_work()) return true;
   const std::lock_guard lock(aside_mutex_);
-  return !frozen_.empty() || !landed_.empty();
+  return !spared_.empty() || !landed_.empty();
 }
 
 bool Capture::work_aside() {
-  std::optional<Frozen> frozen;
   uint64_t chunk = 0;
+  bool whole = false;
   {
     const std::lock_guard lock(aside_mutex_);
-    if (frozen_.empty() && landed_.empty()) return false;
-    if (!frozen_.empty()) {
-      frozen.emplace(std::move(frozen_.back()));
-      frozen_.pop_back();
-    } else {
-      chunk = landed_.back();
-      landed_.pop_back();
-    }
-  }
-  if (!frozen) {
-    check_chunk(chunk);
-    retire(1);
-    return true;
+    whole = !spared_.empty();
+    std::vector<uint64_t>& from = whole ? spared_ : landed_;
+    if (from.empty()) return false;
+    chunk = from.back();
+    from.pop_back();
   }
   try {
-    pack(frozen->chunk, frozen->bytes.data());
+    if (whole)
+      pack(chunk);
+    else
+      check_chunk(chunk);
   } catch (...) {
     fail(std::current_exception());
   }
-  frozen.reset();  // the memory is back before anyone hears of the end
   retire(1);
   return true;
 }
@@ -318,9 +262,10 @@ Protection Capture::protect(uint64_t freeze_bytes, std::span<const Training> tra
                             const Spared& spared) {
   Protection result;
   const std::vector<uint8_t> marks = marks_of(spared);
-  if (!marks.empty()) {  // a claimed chunk must not be lost for want of memory
+  if (!marks.empty() || freeze_bytes != 0) {  // a claimed chunk must not be lost for want of memory
     const std::lock_guard lock(aside_mutex_);
-    frozen_.reserve(frozen_.size() + unclaimed());
+    spared_.reserve(spared_.size() + unclaimed());
+    landed_.reserve(landed_.size() + unclaimed());
     parked_.reserve(unclaimed());
     kept_.assign(spared.kept.begin(), spared.kept.end());
   }
@@ -339,7 +284,8 @@ Protection Capture::protect(uint64_t freeze_bytes, std::span<const Training> tra
     if (!drains_.empty() && size != 0) ++result.pending;
     if (spare(*chunk, marks))
       result.spared_bytes += size;
-    else if (size != 0 && size <= left && freeze(*chunk)) {
+    else if (size != 0 && size <= left) {
+      freeze(*chunk);
       left -= size;
       result.frozen_bytes += size;
     } else {

@@ -10,23 +10,14 @@
 #include <span>
 #include <vector>
 
-#include "copy.hpp"
+#include "arrays.hpp"
+#include "at_once.hpp"
 #include "device.hpp"
 #include "job.hpp"
 #include "plan.hpp"
 #include "pool.hpp"
 
 namespace zs {
-
-// Addresses as they are now, and shapes as they always are, of the arrays of a plan's pieces.
-struct Arrays {
-  static constexpr int16_t kHost = -1;
-  std::vector<std::byte*> data;
-  std::shared_ptr<const std::vector<Geometry>> geometries;
-  std::shared_ptr<const std::vector<int16_t>> places;  // numbers of CUDA devices, or kHost; null: all kHost
-
-  int16_t place(size_t index) const { return places ? (*places)[index] : kHost; }
-};
 
 // A device, and the stream on which training gives it work now.
 struct Training {
@@ -68,18 +59,17 @@ class Capture final : public Job, private Landing {
   // those that should land by then. `held`: what is left for the host's threads waits for start(), so that
   // none of them competes with what the caller has still to do.
   static std::shared_ptr<Capture> begin(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sources,
-                                        std::byte* image, std::span<const uint32_t> at_once,
-                                        int announce = -1, std::vector<Training> trainings = {},
-                                        uint64_t ahead = UINT64_MAX, bool held = false);
+                                        std::byte* image, const Pieces& at_once, int announce = -1,
+                                        std::vector<Training> trainings = {}, uint64_t ahead = UINT64_MAX,
+                                        bool held = false);
   ~Capture() override;
   using Job::start;
 
   // Returns when no source in host memory will be read any more, and none on a device by anything that its
-  // training stream does not wait for. Pending chunks are copied aside while `freeze_bytes` last (of each
-  // kind of memory), then helped along; those in flight are awaited. `trainings`: streams of now, where they
-  // are others than at the beginning.
-  // Pending chunks of spared pieces alone stay pending, those with kept ones until release(), which must
-  // follow.
+  // training stream does not wait for. Pending chunks are moved out of the way while `freeze_bytes` last
+  // (of each kind of memory), then helped along; those in flight are awaited. `trainings`: streams of now,
+  // where they are others than at the beginning. Pending chunks of spared pieces alone stay pending, those
+  // with kept ones until release(), which must follow.
   Protection protect(uint64_t freeze_bytes, std::span<const Training> trainings = {},
                      const Spared& spared = {});
 
@@ -118,46 +108,45 @@ class Capture final : public Job, private Landing {
     std::vector<Run> runs;       // of the lane's copies
     std::vector<size_t> firsts;  // by part, as the lane was at first: its first copy
   };
-  struct Frozen {
-    uint64_t chunk;
-    Spare::Loan bytes;  // none: its pieces can be read where they are
-  };
   Capture(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sources, std::byte* image,
-          std::vector<Drain> drains);
-  static void check(const Plan& plan, const Arrays& sources, std::span<const uint32_t> at_once,
-                    std::span<const Training> trainings);
-  static Drain drain_of(const Plan& plan, const Arrays& sources, std::byte* image,
-                        std::span<const uint32_t> at_once, Training training, uint64_t ahead);
+          std::shared_ptr<const AtOnce> at_once, std::vector<Drain> drains);
+  static void check(const Plan& plan, const Arrays& sources, std::span<const Training> trainings);
+  static Drain drain_of(const Plan& plan, const Arrays& sources, std::byte* image, const AtOnce& at_once,
+                        Training training, uint64_t ahead);
   void landed(std::span<const uint64_t> chunks) noexcept override;
   void dropped(uint64_t chunks, std::exception_ptr why) noexcept override;
   void start_lanes();
-  void copy_at_once(std::span<const uint32_t> at_once);
+  void copy_at_once();
+  bool copied(size_t piece) const { return at_once_->marks[piece] != AtOnce::kNot; }
   bool on_lane(uint64_t chunk) const {
     return missing_ && missing_[chunk].load(std::memory_order_relaxed) > 0;
   }
   bool bring(uint64_t chunk) noexcept;  // one of its parts; true: the last
   void check_chunk(uint64_t chunk);
   uint64_t host_bytes(uint64_t chunk) const;
-  void pack(uint64_t chunk, const std::byte* aside);
-  bool freeze(uint64_t chunk);
+  void pack(uint64_t chunk);
+  void freeze(uint64_t chunk);
+  void check_later(uint64_t chunk) noexcept;
   std::vector<uint8_t> marks_of(const Spared& spared) const;
   bool spare(uint64_t chunk, std::span<const uint8_t> marks);
   Sparing sparing_of(const Drain& drain, std::span<const uint8_t> marks) const;
   static CUstream stream_of(const Drain& drain, std::span<const Training> trainings);
-  void set_aside(Frozen frozen);
+  void read_later(uint64_t chunk) noexcept;
+  void ask_for_workers() noexcept;
   void released(uint64_t chunks) noexcept;
 
   const std::shared_ptr<const Plan> plan_;
   Arrays sources_;  // changed by release() alone: the pieces that were kept
+  const std::shared_ptr<const AtOnce> at_once_;
+  std::unique_ptr<std::byte[]> beside_;  // its tiny pieces
   std::byte* const image_;
-  std::vector<uint8_t> copied_;  // by piece: at once, in the constructor
   std::vector<uint32_t> checksums_;
   const std::vector<Drain> drains_;
   std::unique_ptr<std::atomic<uint32_t>[]>
       missing_;  // by chunk: parts not brought yet; 0 where no lane has any
   mutable std::mutex aside_mutex_;
-  std::vector<Frozen> frozen_;
-  std::vector<Frozen> parked_;  // until release(); these two by the guard alone
+  std::vector<uint64_t> spared_;  // chunks whose pieces can be read for as long as it takes
+  std::vector<uint64_t> parked_;  // until release(); these two by the guard alone
   std::vector<Kept> kept_;
   std::vector<uint64_t> landed_;  // chunks whose checksum is to be taken
   const std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();

@@ -20,7 +20,7 @@ void check_devices(const Arrays& arrays, std::span<const Training> trainings) {
 }
 
 Capture::Drain Capture::drain_of(const Plan& plan, const Arrays& sources, std::byte* image,
-                                 std::span<const uint32_t> at_once, Training training, uint64_t ahead) {
+                                 const AtOnce& at_once, Training training, uint64_t ahead) {
   constexpr uint64_t kAligned = 256;
   training.device->refuse_capturing(training.stream);
   const int16_t place = static_cast<int16_t>(training.device->ordinal());
@@ -41,13 +41,14 @@ Capture::Drain Capture::drain_of(const Plan& plan, const Arrays& sources, std::b
   // What may change right away is copied within the device, in the order of training's own work, and drained
   // from there; straight to the image, which takes training longer, where the device has no memory for it.
   uint64_t total = 0;
-  for (uint32_t k : at_once)
+  const std::span<const uint32_t> pieces = at_once.pieces ? *at_once.pieces : std::span<const uint32_t>();
+  for (uint32_t k : pieces)
     if (from[k] != 0) total += (plan.size(k) + kAligned - 1) / kAligned * kAligned;
   if (total != 0) {
     lane.staged = drain.training.device->vram()->lend(total);
     if (!lane.staged) drain.at_once_way = cuda::Way::to_host;
     uint64_t at = 0;
-    for (uint32_t k : at_once) {
+    for (uint32_t k : pieces) {
       if (from[k] == 0 || plan.size(k) == 0) continue;
       const CUdeviceptr to =
           lane.staged ? lane.staged.at() + at : reinterpret_cast<CUdeviceptr>(image + plan.offset(k));
@@ -91,14 +92,7 @@ void Capture::landed(std::span<const uint64_t> chunks) noexcept {
         ++partly;
     }
   }
-  if (partly != chunks.size()) {
-    try {
-      workers_->add(shared_from_this());
-    } catch (const Error&) {
-      while (work_aside()) {  // the pool is closed: nobody else will
-      }
-    }
-  }
+  if (partly != chunks.size()) ask_for_workers();
   retire(partly);
 }
 

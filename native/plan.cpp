@@ -49,6 +49,12 @@ std::shared_ptr<const Route> Plan::route(const std::shared_ptr<const std::vector
   return routes_.emplace_back(Route::make(*this, places, place));
 }
 
+std::shared_ptr<const AtOnce> Plan::at_once(const Arrays& arrays, const Pieces& pieces) const {
+  const std::lock_guard lock(mutex_);
+  if (!at_once_ || !at_once_->is_of(arrays, pieces)) at_once_ = AtOnce::make(*this, arrays, pieces);
+  return at_once_;
+}
+
 void Plan::check(const std::shared_ptr<const std::vector<Geometry>>& geometries) const {
   const std::lock_guard lock(mutex_);
   if (checked_ == geometries) return;

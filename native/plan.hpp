@@ -8,7 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "copy.hpp"
+#include "arrays.hpp"
+#include "at_once.hpp"
 #include "route.hpp"
 
 namespace zs {
@@ -64,6 +65,8 @@ class Plan {
   // Kept for the next time it is asked for; `places` are told apart by their address.
   std::shared_ptr<const Route> route(const std::shared_ptr<const std::vector<int16_t>>& places,
                                      int16_t place) const;
+  // Kept likewise, the one that was asked for last.
+  std::shared_ptr<const AtOnce> at_once(const Arrays& arrays, const Pieces& pieces) const;
 
  private:
   uint64_t nbytes_;
@@ -75,6 +78,7 @@ class Plan {
   mutable std::mutex mutex_;
   mutable std::vector<std::shared_ptr<const Route>> routes_;
   mutable std::shared_ptr<const std::vector<Geometry>> checked_;
+  mutable std::shared_ptr<const AtOnce> at_once_;
 };
 
 }  // namespace zs

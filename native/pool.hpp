@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "job.hpp"
-#include "spare.hpp"
 
 namespace zs {
 
@@ -24,7 +23,6 @@ class Workers {
       std::shared_ptr<Job> job);  // before all others: somebody waits for it on the training thread
   void serve();                   // the life of a worker
   void shut();                    // no more jobs; those that wait fail, units in flight end
-  const std::shared_ptr<Spare> spare = std::make_shared<Spare>();
 
  private:
   void insert(std::shared_ptr<Job> job);

@@ -28,7 +28,7 @@ bool Capture::spare(uint64_t chunk, std::span<const uint8_t> marks) {
   plan_->runs(
       chunk, [](uint64_t, uint64_t) {},
       [&](size_t piece, uint64_t, uint64_t, uint64_t) {
-        if (copied_[piece] || sources_.place(piece) != Arrays::kHost) return;
+        if (copied(piece) || sources_.place(piece) != Arrays::kHost) return;
         any = true;
         others |= marks[piece] == Sparing::kNot;
         kept |= marks[piece] == Sparing::kKept;
@@ -36,9 +36,9 @@ bool Capture::spare(uint64_t chunk, std::span<const uint8_t> marks) {
       [](uint64_t, uint64_t) {});
   if (others || !any) return false;
   if (kept)
-    parked_.push_back({chunk, {}});
+    parked_.push_back(chunk);
   else
-    set_aside({chunk, {}});
+    read_later(chunk);
   released(1);
   return true;
 }
@@ -55,7 +55,7 @@ Sparing Capture::sparing_of(const Drain& drain, std::span<const uint8_t> marks) 
     const size_t last = k + 1 < parts ? drain.firsts[k + 1] : drain.runs.size();
     for (size_t c = drain.firsts[k]; c < last; ++c) {
       const auto [piece, begin] = drain.runs[c];
-      if (copied_[piece]) continue;  // from memory of our own
+      if (copied(piece)) continue;  // from memory of our own
       if (marks[piece] == Sparing::kNot) mark = Sparing::kNot;
       if (mark == Sparing::kNot) break;
       if (marks[piece] != Sparing::kKept) continue;
@@ -76,7 +76,7 @@ CUstream Capture::stream_of(const Drain& drain, std::span<const Training> traini
 void Capture::release(std::span<const Training> trainings) {
   for (const Kept& kept : kept_) sources_.data[kept.piece] = kept.elsewhere;
   kept_.clear();
-  for (Frozen& parked : parked_) set_aside(std::move(parked));
+  for (const uint64_t chunk : parked_) read_later(chunk);
   parked_.clear();
   for (const Drain& drain : drains_) drain.training.device->release(*drain.lane, stream_of(drain, trainings));
 }
@@ -85,11 +85,11 @@ std::vector<uint32_t> Capture::pending() const {
   std::vector<uint32_t> pieces;
   if (const uint64_t left = unclaimed(); left != 0)
     for (size_t piece = plan_->pieces_in(plan_->chunks() - left).first; piece < plan_->pieces(); ++piece)
-      if (!copied_[piece] && plan_->size(piece) != 0 && sources_.place(piece) == Arrays::kHost)
+      if (!copied(piece) && plan_->size(piece) != 0 && sources_.place(piece) == Arrays::kHost)
         pieces.push_back(static_cast<uint32_t>(piece));
   for (const Drain& drain : drains_)
     for (size_t c = drain.training.device->pending_from(*drain.lane); c < drain.runs.size(); ++c)
-      if (!copied_[drain.runs[c].piece]) pieces.push_back(drain.runs[c].piece);
+      if (!copied(drain.runs[c].piece)) pieces.push_back(drain.runs[c].piece);
   std::sort(pieces.begin(), pieces.end());
   pieces.erase(std::unique(pieces.begin(), pieces.end()), pieces.end());
   return pieces;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "plan.hpp"
+
 namespace zs {
 
 std::vector<Task> cut_tasks(const Plan& plan, std::span<const uint32_t> pieces, uint64_t task_bytes) {

@@ -5,9 +5,9 @@
 #include <span>
 #include <vector>
 
-#include "plan.hpp"
-
 namespace zs {
+
+class Plan;
 
 // Entries [first, last) of a list of pieces. A task of one large piece moves its bytes [begin, end); any
 // other task moves its pieces whole: then begin is 0 and end is beyond every piece.

@@ -1,11 +1,11 @@
-#include "watch.hpp"
-
-#include <Python.h>
-
+#include "python.hpp"
+// Python.h must come first.
+#include <algorithm>
 #include <utility>
 
 #include "error.hpp"
 #include "prefetch.hpp"
+#include "watch.hpp"
 
 namespace zs {
 
@@ -29,7 +29,56 @@ bool same_key(PyObject* now, PyObject* then) {
 }
 
 constexpr size_t kAhead = 16;
-constexpr size_t kDictBytes = 48, kTableAt = 32, kTableBytes = 160;  // of CPython's dicts, small ones
+
+// CPython up to 3.13 gives a dict another tag, of 64 bits, each time it is changed. Whether this one does,
+// and where, is found out by trying; elsewhere every item is looked at each time.
+constexpr size_t kTagAt = 24;
+
+uint64_t tag_of(const PyObject* dict) {
+  return *reinterpret_cast<const uint64_t*>(reinterpret_cast<const std::byte*>(dict) + kTagAt);
+}
+
+// Does a dict's tag tell each change that there is, and is it silent where there is none?
+bool tags_tell() {
+  const Ref dict = checked(PyDict_New()), one = checked(PyFloat_FromDouble(1)),
+            other = checked(PyFloat_FromDouble(1));
+  const auto set = [&](const char* key, const Ref& value) {
+    if (PyDict_SetItemString(dict.get(), key, value.get()) != 0) throw take_error();
+  };
+  set("a", one);
+  set("b", one);
+  std::vector<uint64_t> seen{tag_of(dict.get())};
+  const auto tells = [&](auto&& change) {
+    change();
+    const uint64_t tag = tag_of(dict.get());
+    const bool fresh = std::find(seen.begin(), seen.end(), tag) == seen.end();
+    seen.push_back(tag);
+    return fresh;
+  };
+  const bool told =
+      tells([&] { set("a", other); }) && tells([&] { set("a", one); }) && tells([&] { set("c", one); }) &&
+      tells([&] {
+        if (PyDict_DelItemString(dict.get(), "c") != 0) throw take_error();
+      }) &&
+      tells([&] { checked(PyObject_CallMethod(dict.get(), "pop", "s", "b")); }) &&
+      tells([&] { checked(PyObject_CallMethod(dict.get(), "setdefault", "sO", "b", one.get())); }) &&
+      tells([&] { checked(PyObject_CallMethod(dict.get(), "update", "{s:O}", "b", other.get())); }) &&
+      tells([&] { checked(PyObject_CallMethod(dict.get(), "popitem", nullptr)); }) &&
+      tells([&] { PyDict_Clear(dict.get()); }) && tells([&] { set("a", one); });
+  const bool found = PyDict_GetItemString(dict.get(), "a") == one.get() && PyDict_Size(dict.get()) == 1;
+  return told && found && tag_of(dict.get()) == seen.back();
+}
+
+bool has_tags() {
+  static const bool known = [] {
+    try {
+      return tags_tell();
+    } catch (const Refusal&) {
+      return false;
+    }
+  }();
+  return known;
+}
 
 }  // namespace
 
@@ -39,15 +88,14 @@ Watch::Watch(const std::vector<PyObject*>& containers) {
       const bool is_dict = PyDict_Check(container);
       if (!is_dict && !PyList_Check(container)) throw Error(Kind::usage, "only dicts and lists are watched");
       Py_INCREF(container);
-      containers_.push_back({container, is_dict, 0, nullptr});
+      containers_.push_back({container, is_dict, 0});
       if (is_dict) {
         PyObject *key = nullptr, *value = nullptr;
         for (Py_ssize_t position = 0; PyDict_Next(container, &position, &key, &value);) {
           hold(key);
           hold(value);
         }
-        containers_.back().table =
-            *reinterpret_cast<const void* const*>(reinterpret_cast<const std::byte*>(container) + kTableAt);
+        if (has_tags()) containers_.back().tag = tag_of(container);
       } else {
         for (Py_ssize_t k = 0; k < PyList_Size(container); ++k) hold(PyList_GetItem(container, k));
       }
@@ -63,28 +111,40 @@ Watch::~Watch() {
   drop();
 }
 
-bool Watch::same() const {
+bool Watch::same() {
+  const bool tags = has_tags();
   size_t next = 0;
   for (size_t k = 0; k < containers_.size(); ++k) {
     if (k + kAhead < containers_.size()) fetch_ahead(containers_[k + kAhead]);
-    const Container& container = containers_[k];
-    if (container.is_dict) {
-      if (static_cast<size_t>(PyDict_Size(container.object)) != (container.end - next) / 2) return false;
-      PyObject *key = nullptr, *value = nullptr;
-      for (Py_ssize_t position = 0; PyDict_Next(container.object, &position, &key, &value); next += 2)
-        if (!same_key(key, items_[next]) || !alike(value, items_[next + 1])) return false;
-    } else {
-      if (static_cast<size_t>(PyList_Size(container.object)) != container.end - next) return false;
-      for (Py_ssize_t n = 0; next < container.end; ++n, ++next)
-        if (!alike(PyList_GetItem(container.object, n), items_[next])) return false;
+    Container& container = containers_[k];
+    if (!container.is_dict) {
+      if (!same_elements(container, next)) return false;
+    } else if (!tags || tag_of(container.object) != container.tag) {
+      if (!same_items(container, next)) return false;
+      if (tags) container.tag = tag_of(container.object);
     }
+    next = container.end;
   }
   return true;
 }
 
+bool Watch::same_items(const Container& container, size_t next) const {
+  if (static_cast<size_t>(PyDict_Size(container.object)) != (container.end - next) / 2) return false;
+  PyObject *key = nullptr, *value = nullptr;
+  for (Py_ssize_t position = 0; PyDict_Next(container.object, &position, &key, &value); next += 2)
+    if (!same_key(key, items_[next]) || !alike(value, items_[next + 1])) return false;
+  return true;
+}
+
+bool Watch::same_elements(const Container& container, size_t next) const {
+  if (static_cast<size_t>(PyList_Size(container.object)) != container.end - next) return false;
+  for (Py_ssize_t n = 0; next < container.end; ++n, ++next)
+    if (!alike(PyList_GetItem(container.object, n), items_[next])) return false;
+  return true;
+}
+
 void Watch::fetch_ahead(const Container& container) noexcept {
-  prefetch(container.object, 0, kDictBytes - 1);
-  if (container.table != nullptr) prefetch(container.table, 0, kTableBytes - 1);
+  prefetch(container.object, 0, kTagAt);
 }
 
 void Watch::hold(PyObject* item) {

@@ -1,6 +1,7 @@
 // Do dicts and lists of Python still hold the very objects they held? Asked before every capture.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 struct _object;  // PyObject
@@ -17,7 +18,7 @@ class Watch {
   Watch& operator=(const Watch&) = delete;
   ~Watch();
 
-  bool same() const;
+  bool same();
 
   // For Python's collector of cycles: every object held, until `visit` returns other than 0; and letting go
   // of all.
@@ -28,11 +29,13 @@ class Watch {
   struct Container {
     _object* object;
     bool is_dict;
-    size_t end;                   // of its items in items_
-    const void* table = nullptr;  // where a dict keeps its items, or did; only ever asked for ahead of need
+    size_t end;  // of its items in items_
+    uint64_t tag = 0;
   };
 
   void hold(_object* item);
+  bool same_items(const Container& container, size_t first) const;
+  bool same_elements(const Container& container, size_t first) const;
   [[gnu::always_inline]] static inline void fetch_ahead(const Container& container) noexcept;
 
   std::vector<Container> containers_;

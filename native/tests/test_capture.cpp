@@ -73,7 +73,8 @@ void train(unsigned threads, uint64_t freeze_bytes, size_t count, int steps) {
   std::vector<std::byte> image(state.plan->nbytes(), std::byte{0xEE});
   for (int step = 0; step < steps; ++step) {
     const std::vector<std::byte> expected = state.image();
-    const auto capture = zs::Capture::begin(pool, state.plan, state.arrays, image.data(), at_once);
+    const auto capture = zs::Capture::begin(pool, state.plan, state.arrays, image.data(),
+                                            std::make_shared<const std::vector<uint32_t>>(at_once));
     for (uint32_t k : at_once)
       for (uint32_t& value : state.tensors[k]) value = 0;
     const zs::Protection seen = capture->protect(freeze_bytes);

@@ -172,7 +172,8 @@ void train(const Case& c) {
     for (size_t k = 0; k < 120; ++k) state.write(k, step, trainings, k % 40 == 0 ? 2000 : 0);
     // Kernels that write this step's values are still queued.
     const auto capture =
-        zs::Capture::begin(pool, state.plan, state.arrays, image.data(), at_once, -1, trainings, c.ahead);
+        zs::Capture::begin(pool, state.plan, state.arrays, image.data(),
+                           std::make_shared<const std::vector<uint32_t>>(at_once), -1, trainings, c.ahead);
     for (uint32_t k : at_once) state.write(k, 0xBB, trainings);
     std::this_thread::sleep_for(std::chrono::microseconds(c.before_guard));
     const zs::Protection seen = capture->protect(c.freeze_bytes, trainings);

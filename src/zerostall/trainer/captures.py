@@ -101,7 +101,7 @@ class Captures:
         self._survey: Survey | None = None
         self._sources: native.Tensors | None = None
         self._straightened = Straightened(())
-        self._at_once: list[int] = []
+        self._at_once = native.Pieces(())
         self._plan: native.Plan | None = None
         self._finite: FiniteCheck | None = None
 
@@ -173,7 +173,7 @@ class Captures:
         # A stand-in changes only here: neither a guard nor a look at its version has to do with it.
         stand_ins = set(straightened.indexes)
         tracked = [tracked and index not in stand_ins for index, tracked in enumerate(survey.tracked)]
-        self._at_once = [index for index in survey.at_once if index not in stand_ins]
+        self._at_once = native.Pieces(index for index in survey.at_once if index not in stand_ins)
         self._sources = native.Tensors(straightened.tensors, tracked)
         if stand_ins:
             log.info(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from zerostall.trainer.state.walk import Leaf, Part, Walk
     from zerostall.trainer.world import World
 
-SMALL = 4096
+SMALL = 512
 """Tensors in host memory below this many bytes are copied within `save`: guarding them would cost more."""
 
 

@@ -1,0 +1,84 @@
+"""Whether dicts and lists still hold the very objects they held, however they were changed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zerostall.native import Watch
+
+Change = Callable[[dict], object]
+
+CHANGES: dict[str, Change] = {
+    "another value": lambda d: d.__setitem__("a", object()),
+    "another type": lambda d: d.__setitem__("n", "1"),
+    "another key": lambda d: d.__setitem__("z", 1),
+    "deleted": lambda d: d.__delitem__("a"),
+    "popped": lambda d: d.pop("a"),
+    "popped last": lambda d: d.popitem(),
+    "cleared": lambda d: d.clear(),
+    "updated": lambda d: d.update(a=object()),
+    "merged": lambda d: d.__ior__({"a": object()}),
+    "set by default": lambda d: d.setdefault("z", 1),
+    "put behind": lambda d: d.__setitem__("a", d.pop("a")),
+}
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, lambda items: defaultdict(list, items)])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_every_change_of_a_dict_is_told(kind: Callable[[dict], dict], change: Change) -> None:
+    held = kind({"a": object(), "n": 1, "t": None})
+    watch = Watch([{}, held, []])
+    assert watch.same() and watch.same()
+    change(held)
+    assert not watch.same()
+    assert not watch.same()
+
+
+def test_what_is_put_back_is_the_same_again() -> None:
+    one, other = object(), object()
+    held = {"a": one, "b": 2.0}
+    watch = Watch([held])
+    held["a"] = other
+    assert not watch.same()
+    held["a"] = one
+    held["b"] = 3.0  # a plain value may be another of its type
+    assert watch.same()
+    held["a"] = other
+    assert not watch.same()
+
+
+def test_attributes_of_an_object_are_told() -> None:
+    class Thing:
+        pass
+
+    thing = Thing()
+    thing.a = object()
+    watch = Watch([vars(thing)])
+    for _ in range(100):  # the interpreter finds a shorter way to set an attribute
+        assert watch.same()
+        before, thing.a = thing.a, object()
+        assert not watch.same()
+        thing.a = before
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from("abc"), st.integers(0, 3)), max_size=30))
+def test_it_says_what_a_look_at_every_item_says(moves: list[tuple[int, str, int]]) -> None:
+    things = [object() for _ in range(4)]
+    held: list[dict[str, object]] = [{"a": things[0]}, {}, {"a": things[1], "b": things[2]}]
+    then = [dict(one) for one in held]
+    watch = Watch(held)
+    for which, key, value in moves:
+        if value == 3:
+            held[which].pop(key, None)
+        else:
+            held[which][key] = things[value]
+        expected = all(
+            list(one) == list(other) and all(one[k] is other[k] for k in one)
+            for one, other in zip(held, then, strict=True)
+        )
+        assert watch.same() == expected
