@@ -64,9 +64,10 @@ void bind_tensors(nb::module_& m) {
       .def_prop_ro("devices", &zs::Tensors::devices, "Numbers of the CUDA devices that hold some.")
       .def("let_go", &zs::Tensors::let_go,
            "Release memory of a device that tensors have left since refresh(). Call it when nothing reads.")
-      .def("moved", &zs::Tensors::moved,
-           "Tracked ones that were written to since refresh(), or whose memory was exchanged. Before "
-           "let_go().")
+      .def(
+          "moved", &zs::Tensors::moved, nb::kw_only(), "exchanged"_a = true,
+          "Tracked ones that were written to since refresh(); if asked and before let_go(), also those whose "
+          "memory was exchanged behind their storage.")
       .def(
           "any_within",
           [](const zs::Tensors& self, uint64_t address, uint64_t nbytes) {

@@ -285,7 +285,7 @@ std::vector<uint32_t> Tensors::refresh() {
   return misfits_;
 }
 
-std::vector<uint32_t> Tensors::moved() const {
+std::vector<uint32_t> Tensors::moved(bool exchanges) const {
   std::vector<uint32_t> result;
   for (size_t k = 0; k < entries_.size(); ++k) {
     if (k + kAhead < entries_.size()) entries_[k + kAhead].imprint.fetch_counter(entries_[k + kAhead].object);
@@ -293,7 +293,8 @@ std::vector<uint32_t> Tensors::moved() const {
     if (!entry.tracked) continue;
     const int64_t now =
         entry.imprint.counted(entry.object) ? entry.imprint.version() : version_of(entry.object);
-    if (now != entry.version || (entry.leaves && !entry.imprint.in_place(entry.object) && exchanged(k)))
+    if (now != entry.version ||
+        (exchanges && entry.leaves && !entry.imprint.in_place(entry.object) && exchanged(k)))
       result.push_back(static_cast<uint32_t>(k));
   }
   return result;

@@ -27,9 +27,9 @@ class Tensors {
   ~Tensors();
 
   std::vector<uint32_t> refresh();  // indexes that no longer fit what the constructor saw
-  // Tracked ones whose version is not what refresh() saw, or whose storage of then has other memory now.
-  // Before let_go().
-  std::vector<uint32_t> moved() const;
+  // Tracked ones whose version is not what refresh() saw; with `exchanges`, and before let_go(), also those
+  // whose storage of then has other memory now.
+  std::vector<uint32_t> moved(bool exchanges) const;
   bool any_within(const std::byte* begin, size_t nbytes) const;  // as refresh() saw them
   std::vector<uint64_t> pointers() const;
   size_t size() const { return entries_.size(); }

@@ -17,6 +17,8 @@ import torch
 from torch import nn
 
 import zerostall
+import zerostall.trainer.sealer
+from hand import wait_until
 from zerostall import telemetry
 from zerostall.core import manifest
 from zerostall.errors import (
@@ -32,6 +34,7 @@ from zerostall.errors import (
     TornError,
     WaitTimeoutError,
 )
+from zerostall.trainer.tears import Tears
 from zerostall.wire import messages as m
 from zerostall.wire import rendezvous
 
@@ -267,8 +270,11 @@ def test_a_tensor_changed_behind_the_guard_makes_the_snapshot_dirty_by_name(wher
     assert saved(where) == [1, 2, 3]
 
 
-def test_a_change_that_the_seal_could_not_see_revokes_the_snapshot(where: Path) -> None:
-    """The copy is over and sealed in an instant; the change comes after, but before any guard."""
+def test_a_change_that_the_seal_could_not_see_revokes_the_snapshot(
+    where: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy is over and sealed in an instant; the change comes after, but before any guard or second look."""
+    monkeypatch.setattr(Tears, "look_again", lambda tears: False)
     model = nn.Linear(50, 50, bias=False)
     with zerostall.Checkpointer(where, guard="manual", model=model) as ckpt:
         ckpt.restore()
@@ -284,6 +290,39 @@ def test_a_change_that_the_seal_could_not_see_revokes_the_snapshot(where: Path) 
             saving.wait("host")
         ckpt.save(3, when_busy="wait").wait()
     assert saved(where) == [1, 3]
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_second_look_is_the_last(where: Path, monkeypatch: pytest.MonkeyPatch, seen: bool) -> None:
+    """It comes by itself, once nothing can be under way. What changes then is no tear, on disk or not."""
+    model = nn.Linear(50, 50, bias=False)
+    may_look, looked = threading.Event(), threading.Event()
+
+    def look_again(tears: Tears, original=Tears.look_again) -> bool:
+        if may_look.is_set() and original(tears):
+            looked.set()
+        return looked.is_set()
+
+    monkeypatch.setattr(Tears, "look_again", look_again)
+    monkeypatch.setattr(zerostall.trainer.sealer, "GRACE", 0.01)
+    with zerostall.Checkpointer(where, guard="manual", model=model) as ckpt:
+        ckpt.restore()
+        saving = ckpt.save(1)
+        wait_until(lambda: "host" in saving.tiers, 60)
+        if seen:
+            change(model.weight)
+        may_look.set()
+        assert looked.wait(60)
+        change(model.weight)
+        with ckpt.guard():
+            pass
+        if seen:
+            with pytest.raises(TornError, match=r"model\.weight"):
+                saving.wait("host")
+        else:
+            saving.wait("disk")
+        assert ckpt.stats.dirty == seen
+    wait_until(lambda: saved(where) == ([] if seen else [1]), 60)
 
 
 def test_adapters_over_a_frozen_base(where: Path) -> None:

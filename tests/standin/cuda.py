@@ -105,6 +105,9 @@ class Storage:
         self.at = fake.allocate(nbytes)
         self.nbytes = nbytes
 
+    def data_ptr(self) -> int:
+        return self.at
+
     def __del__(self) -> None:
         ctypes.memset(self.at, 0xDD, self.nbytes)
         self._fake.free(self.at)

@@ -54,6 +54,10 @@ class Taken:
         """Names of tensors that must be finite and are not; only once the capture is done."""
         return self.finite.offenders(self.memory.address(self.slot)) if self.finite is not None else []
 
+    def changed(self, *, exchanged: bool) -> list[str]:
+        """Names of tensors that were written to since this began; with `exchanged`, also of those whose memory was."""
+        return [self.layout.entries[index].name for index in self.sources.moved(exchanged=exchanged)]
+
     def reads(self, storage: torch.UntypedStorage) -> bool:
         """Whether something in that memory is captured."""
         return self.sources.any_within(storage.data_ptr(), storage.nbytes())
@@ -120,6 +124,7 @@ class Captures:
         self._have_memory(survey.layout)
         while (slot := self._take_slot(when_busy)) is not None:
             try:
+                self._settle()  # the image before has been captured; here its tears are looked for the last time
                 return self._begin(survey, slot)
             except (_Changed, OutdatedError):
                 self._shelf.put_back(slot)

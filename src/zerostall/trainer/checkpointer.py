@@ -232,7 +232,6 @@ class Checkpointer:
         replace = self._ledger.admit(step, if_exists)
         if replace is None:
             return Saving(step, self._condition, skipped=f"step {step} is there already")
-        self._guard.look_back()
         name = self._pace.next(step)
         if self._pace.last(step):
             when_busy = "wait"  # there will be no other

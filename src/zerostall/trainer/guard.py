@@ -39,14 +39,13 @@ class Guard:
         optimizers: Iterable[torch.optim.Optimizer],
         policies: Policies,
         stats: Stats,
-        revoke: Callable[[Flight], None],
+        revoke: Callable[[Flight, list[str]], None],
     ) -> None:
         self._policies = policies
         self._stats = stats
         self._revoke = revoke
         self._pid = os.getpid()
         self._flight: Flight | None = None
-        self._going = threading.RLock()  # held until a guard is through
         self._flipping: list[Flipping] = []
         me = weakref.ref(self)
 
@@ -99,76 +98,70 @@ class Guard:
 
     def look_back(self) -> None:
         """A snapshot that is captured is looked at for the last time: the next guard need not see it again."""
-        with self._going:
-            if self._flight is not None and self._flight.taken.capture.done():
-                self.protect()
+        if self._flight is not None and self._flight.taken.capture.done():
+            self.protect()
 
     def busy(self) -> bool:
         """See `storages.Reader`."""
-        with self._going:
-            return self._flight is not None and self._pid == os.getpid()
+        return self._flight is not None and self._pid == os.getpid()
 
     def let_exchange(self, storage: torch.UntypedStorage) -> None:
         """See `storages.Reader`.
 
-        The streams of another thread than the one that saves mean nothing to the optimizer's: there all is waited for.
+        On the thread that saves it is a guard. Any other has other streams, and leaves the guard to training.
         """
         flight = self._flight
         if flight is None or not flight.taken.reads(storage):
             return
-        if threading.get_ident() != flight.thread:
-            with contextlib.suppress(Exception):  # a capture that failed reads no more; its sealer says why
-                flight.taken.capture.wait(None)
-        with self._going:
-            if self._flight is flight:
-                self.protect()
+        if threading.get_ident() == flight.thread:
+            self.protect()
+            return
+        with contextlib.suppress(Exception):  # a capture that failed reads no more; its sealer says why
+            flight.taken.capture.wait(None)
+        flight.tears.found()  # while the memory is still what was read
 
     def pending(self) -> Mapping[tuple[int, int], int] | None:
         """See `zerostall.core.reading.Reader`."""
         self.look_back()
-        flight = self._flight
-        if flight is None or self._pid != os.getpid():
+        if self._flight is None or self._pid != os.getpid():
             return None
         if self._policies.choice.policy != "flip":
             return {}
-        taken = flight.taken
+        taken = self._flight.taken
         addresses, entries = taken.sources.pointers, taken.layout.entries
         return {(addresses[index], entries[index].nbytes): index for index in taken.capture.pending}
 
     def claim(self, left: Sequence[Placed], kept: Sequence[Placed]) -> Claim:
         """See `zerostall.core.reading.Reader`."""
-        with self._going:
-            flight = self._flight
-            self._let_go(left, kept)
-        return _Claim(flight.taken if flight is not None else None)
+        assert self._flight is not None
+        taken = self._flight.taken
+        self._let_go(left, kept)
+        return _Claim(taken)
 
     def _let_go(self, left: Sequence[Placed], kept: Sequence[Placed]) -> None:
-        if self._pid != os.getpid():
+        flight = self._flight
+        if flight is None or self._pid != os.getpid():
             return  # in a forked child nothing is saved
-        with self._going:
-            flight, self._flight = self._flight, None
-            if flight is not None:
-                self._finish(flight, left, kept)
-
-    def _finish(self, flight: Flight, left: Sequence[Placed], kept: Sequence[Placed]) -> None:
         self._stats.record_free(time.perf_counter() - flight.begun)
         entries = flight.taken.layout.entries
         spared = sum(entries[place].nbytes for place, _ in (*left, *kept))
-        self._stats.record_guard(flight.protect(self._policies.freeze_bytes(spared), left, kept))
-        if flight.late:
-            self._revoke(flight)
+        try:
+            self._stats.record_guard(flight.protect(self._policies.freeze_bytes(spared), left, kept))
+        finally:
+            self._flight = None  # only now: other threads that exchange memory look for it
+        if late := flight.tears.take_late():
+            self._revoke(flight, late)
 
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    taken: Taken | None  # None: another thread has just seen to it that nothing is left to read
+    taken: Taken
 
     def release(self) -> None:
-        if self.taken is not None:
-            self.taken.capture.release(streams=self.taken.devices.now())
+        self.taken.capture.release(streams=self.taken.devices.now())
 
     def over(self) -> bool:
-        return self.taken is None or self.taken.capture.done()
+        return self.taken.capture.done()
 
 
 class _Reader:

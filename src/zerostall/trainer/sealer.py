@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import threading
 from collections import deque
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from zerostall.core import checksum
 from zerostall.core import manifest as manifests
 from zerostall.core.layout import CHUNK
 from zerostall.core.manifest import Record
+from zerostall.core.tears import GRACE
 from zerostall.errors import AgentError, NonFiniteError, StateError, TornError, ZerostallError
 from zerostall.wire import messages as m
 
@@ -45,6 +47,7 @@ class Sealer:
         self._flights: deque[Flight] = deque()
         self._told = threading.Condition()
         self._last: Flight | None = None
+        self._doubted: Flight | None = None  # sealed, but an operation may have been under way
         self._closing = False
         self._early = False
         self._thread = threading.Thread(target=self._run, name="zerostall seal", daemon=True)
@@ -58,10 +61,10 @@ class Sealer:
             self._early = False
             os.eventfd_write(self.announce, 1)
 
-    def revoke(self, flight: Flight) -> None:
+    def revoke(self, flight: Flight, late: list[str]) -> None:
         """A sealed image turned out to be torn: nobody may restore it."""
         self._await(flight, TOLD_SECONDS)
-        error = _torn(flight.step, flight.late)
+        error = _torn(flight.step, late)
         self._dirty(flight, error)
         self._shelf.revoked(flight.step)
         reason = str(error.args[0])
@@ -73,7 +76,7 @@ class Sealer:
         Raises:
             AgentError: there has been no agent to tell for `timeout` seconds.
         """
-        if self._last is not None and not self._await(self._last, timeout):
+        if self._last is not None and not self._last.landed and not self._await(self._last, timeout):
             raise AgentError(
                 f"for {timeout:.0f} s there has been no agent to hand the last snapshot to",
                 hint="see why none starts: `zerostall agent start`",
@@ -89,7 +92,12 @@ class Sealer:
     def _run(self) -> None:
         with contextlib.suppress(OSError):  # so that waking up never pushes training off its core
             os.sched_setscheduler(threading.get_native_id(), os.SCHED_BATCH, os.sched_param(0))
+        announced = select.poll()
+        announced.register(self.announce, select.POLLIN)
         while not self._closing:
+            if not announced.poll(1000 * GRACE if self._doubted is not None else None):
+                self._look_again()
+                continue
             os.eventfd_read(self.announce)
             if not self._finish_done():
                 # The capture ended before its flight was here. Whoever brings it sees this, or is seen now.
@@ -107,7 +115,7 @@ class Sealer:
         try:
             try:
                 flight.taken.capture.wait(None)
-                torn = flight.torn()
+                torn = flight.tears.found()
             finally:
                 flight.taken.sources.let_go()
             self._stats.record_drain(flight.taken.capture.drain_seconds)
@@ -131,10 +139,19 @@ class Sealer:
             self._shelf.sealed(flight.step, sealed)
             news = {"stalls": self._stats.take_stalls(), "fallbacks": m.Fallback.all()}
             self._link.tell(msgspec.structs.replace(sealed, **news))
+            self._doubted = None if flight.tears.final else flight
         finally:
             with self._told:
                 flight.landed = True
                 self._told.notify_all()
+
+    def _look_again(self) -> None:
+        flight = self._doubted
+        if flight is None or not flight.tears.look_again():
+            return
+        self._doubted = None
+        if late := flight.tears.take_late():
+            self.revoke(flight, late)
 
     def _await(self, flight: Flight, timeout: float) -> bool:
         with self._told:

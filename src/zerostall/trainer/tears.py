@@ -1,0 +1,102 @@
+"""Whether something changed while a snapshot was read: the sealer looks, then training, or once more the sealer."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from zerostall.core.tears import Moment, settled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zerostall.core.tears import Place
+
+
+def place_of(thread: int) -> Place | None:
+    """What that thread is executing; None: it has ended. No frame is kept, for it would keep what is in it."""
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return None
+    place: list[tuple[int, int]] = []
+    while frame is not None:
+        place.append((id(frame.f_code), frame.f_lasti))
+        frame = frame.f_back
+    return tuple(place)
+
+
+class Changed(Protocol):
+    def __call__(self, *, exchanged: bool) -> list[str]: ...
+
+
+class Tears:
+    """Of one snapshot. `changed` names what was written to since it was begun, or has other memory.
+
+    torch counts a version up at the *end* of an operation, so that the first look may miss one that is under way.
+    The finding is final once the thread that saves has looked for itself, or all that was under way has ended. Until
+    then every change is a tear: which came first, it or the last byte that was read, is not known. Any thread.
+    """
+
+    def __init__(
+        self,
+        changed: Changed,
+        thread: int,
+        *,
+        place: Callable[[int], Place | None] = place_of,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._changed = changed
+        self._thread = thread
+        self._place = place
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._found: list[str] | None = None
+        self._late: list[str] = []
+        self._read: Moment | None = None
+        self.final = False
+
+    def found(self) -> list[str]:
+        """What counts for the seal: what training found if it was first, else what has changed by now.
+
+        To be asked when everything has been read.
+        """
+        with self._lock:
+            if self._found is None:
+                self._read = self._now()
+                self._found = self._changed(exchanged=True)
+            return self._found
+
+    def look(self) -> None:
+        """Look for the last time: the thread that saves has come by, so that nothing of its own is under way."""
+        with self._lock:
+            if not self.final:
+                self._look()
+
+    def look_again(self) -> bool:
+        """Look for the last time if nothing can be under way any more; whether the finding is final now."""
+        with self._lock:
+            if not self.final and self._read is not None:
+                now = self._now()
+                if settled(self._read, now).final:
+                    self._look()
+            return self.final
+
+    def take_late(self) -> list[str]:
+        """What was found although nothing was for the seal: the sealed image cannot be trusted. Told once."""
+        with self._lock:
+            late, self._late = self._late, []
+            return late
+
+    def _look(self) -> None:
+        # Other memory is seen at once: what has it only after the first look had been read.
+        changed = self._changed(exchanged=self._found is None)
+        if self._found is None:
+            self._found = changed
+        elif not self._found:
+            self._late = changed
+        self.final = True
+
+    def _now(self) -> Moment:
+        return Moment(self._clock(), self._place(self._thread))
