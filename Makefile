@@ -1,7 +1,7 @@
 # Each target works alone on a fresh clone that has python3 (3.11 or newer), a C++20 compiler and make;
 # cmake and ninja come from PyPI. `make setup` twice does nothing the second time.
 #
-#   make demo | test | bench | fuzz | lint | clean
+#   make demo | test | bench | drill | fuzz | lint | clean
 #   TORCH        what to install if no torch is there yet; an existing one is kept
 #   TORCH_ARGS   more arguments for that one pip call, for instance another index (see CONTRIBUTING.md)
 #   PYTEST_ARGS, DEMO_ARGS, BENCH_ARGS   passed on
@@ -26,7 +26,7 @@ pip := $(bin)/python -m pip --disable-pip-version-check install --quiet
 keep_torch := --constraint $(stamps)/torch
 native_files := $(shell find native cmake CMakeLists.txt -type f 2>/dev/null)
 
-.PHONY: help setup demo test bench fuzz lint format clean
+.PHONY: help setup demo test bench drill fuzz lint format clean
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -8
 
@@ -68,6 +68,10 @@ test: setup
 
 bench: setup $(stamps)/peers
 	@$(bin)/python -m benchmarks $(BENCH_ARGS)
+
+# A node dies while it trains; how long until the next finished step. As root, for it makes network namespaces.
+drill: setup
+	@$(bin)/python -m benchmarks.drill $(BENCH_ARGS)
 
 # Every target of tests/fuzz for a minute, guided by coverage; the rest of the long forms: make test PYTEST_ARGS=--long
 fuzz: setup
