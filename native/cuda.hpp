@@ -31,6 +31,11 @@ namespace zs::cuda {
   X(cuEventDestroy)                    \
   X(cuEventRecord)                     \
   X(cuEventElapsedTime)                \
+  X(cuEventSynchronize)                \
+  X(cuModuleLoadData)                  \
+  X(cuModuleUnload)                    \
+  X(cuModuleGetFunction)               \
+  X(cuLaunchKernel)                    \
   X(cuMemAlloc)                        \
   X(cuMemFree)                         \
   X(cuMemHostAlloc)                    \

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "native" / "tests" / "fake" / "fake_cuda.cpp"
+SOURCES = sorted((ROOT / "native" / "tests" / "fake").glob("*.cpp"))
 OUT_OF_MEMORY, LAUNCH_FAILED = 2, 719
 
 
@@ -33,7 +33,7 @@ def compile_driver(folder: Path, include: str) -> Path:
     """Compiles the stand-in driver into `folder`."""
     library = folder / "libfake_cuda.so"
     flags = ["-std=c++20", "-O1", "-g", "-fPIC", "-shared", "-pthread", "-isystem", include]
-    subprocess.run(["c++", *flags, str(SOURCE), "-o", str(library)], check=True)
+    subprocess.run(["c++", *flags, *map(str, SOURCES), "-o", str(library)], check=True)
     return library
 
 

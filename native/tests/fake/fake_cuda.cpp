@@ -1,6 +1,6 @@
 // A stand-in for libcuda.so.1: host memory plays the device's, a thread plays each stream. What is queued
 // runs later and out of step with other streams, as on a device, so that a forgotten order shows in the
-// bytes.
+// bytes. Kernels are interpreted from their text (kernels.cpp, ptx.cpp).
 //
 // Beside the driver's functions, tests have:
 //   fake_cuda_reset()                    no delays, no faults, no counts (memory and streams stay)
@@ -31,6 +31,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "fake.hpp"
 
 namespace {
 
@@ -233,8 +235,6 @@ Gate& gate() {
 
 }  // namespace
 
-#define EXPORT extern "C" __attribute__((visibility("default")))
-
 EXPORT void fake_cuda_reset() {
   gate().open();
   World& w = world();
@@ -317,6 +317,28 @@ thread_local std::vector<CUcontext> contexts;
 // Functions that need a current context; the program under test must see to it in each of its threads.
 #define NEEDS_CONTEXT \
   if (contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT
+
+namespace fake {
+
+CUresult enter(const char* function) {
+  return ::enter(function);
+}
+bool has_context() {
+  return !contexts.empty();
+}
+bool reachable(CUdeviceptr at, size_t nbytes) {
+  return on_device(at, nbytes) || pinned(at, nbytes);
+}
+void queue_kernel(CUstream stream, std::function<bool()> kernel) {
+  Stream* const on = of(stream);
+  on->add([on, kernel = std::move(kernel)] {
+    if (on->error != 0) return;
+    dawdle();
+    if (!kernel()) on->error = CUDA_ERROR_ILLEGAL_ADDRESS;
+  });
+}
+
+}  // namespace fake
 
 EXPORT CUresult cuCtxPushCurrent(CUcontext context) {
   contexts.push_back(context);
@@ -403,6 +425,15 @@ EXPORT CUresult cuEventElapsedTime(float* milliseconds, CUevent begin, CUevent e
     at[k] = mark->when;
   }
   *milliseconds = std::chrono::duration<float, std::milli>(at[1] - at[0]).count();
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuEventSynchronize(CUevent event) {
+  NEEDS_CONTEXT;
+  ENTER("cuEventSynchronize");
+  const std::shared_ptr<Mark> mark = reinterpret_cast<Event*>(event)->mark;
+  if (mark == nullptr) return CUDA_SUCCESS;
+  std::unique_lock lock(mark->mutex);
+  mark->changed.wait(lock, [&] { return mark->reached; });
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned) {
