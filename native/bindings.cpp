@@ -60,6 +60,9 @@ void bind_devices(nb::module_& m) {
           "Take memory of the device for pending chunks of at most `block_bytes`. CapacityError: it has too "
           "little.")
       .def(
+          "load_probes", [](const Device& d) { d.device->probes(); }, nogil(),
+          "Have the driver compile the kernel that captures look at sources with. DeviceError: it refuses.")
+      .def(
           "close", [](const Device& d) { d.device->close(); }, nogil(),
           "End the thread. Jobs on the device that are not done fail.");
 }
@@ -213,4 +216,5 @@ NB_MODULE(_native, m) {
   zs::python::bind_memory(m);
   zs::python::bind_tensors(m);
   zs::python::bind_jobs(m);
+  zs::python::bind_probes(m);
 }

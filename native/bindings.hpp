@@ -126,5 +126,6 @@ void make(JobOf<T>* self, std::vector<nb::object> keep, Begin&& begin, bool brie
 void bind_memory(nb::module_& m);   // bindings.cpp
 void bind_tensors(nb::module_& m);  // bindings_tensors.cpp
 void bind_jobs(nb::module_& m);     // bindings_jobs.cpp
+void bind_probes(nb::module_& m);   // bindings_probe.cpp
 
 }  // namespace zs::python

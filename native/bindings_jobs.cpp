@@ -39,12 +39,18 @@ void bind_copies(nb::module_& m) {
       .def_ro("spared_bytes", &zs::Protection::spared_bytes, "Of chunks that stay pending.")
       .def_ro("waited", &zs::Protection::waited, "Seconds, for chunks in flight.");
 
+  nb::class_<zs::Comparison>(m, "Comparison", "What arrived beside what devices held, of sampled chunks.")
+      .def_ro("chunks", &zs::Comparison::chunks)
+      .def_ro("nbytes", &zs::Comparison::nbytes)
+      .def_ro("pieces", &zs::Comparison::pieces, "Those that are different, rising.")
+      .def_ro("unchecked", &zs::Comparison::unchecked, "Why a device looked at nothing.");
+
   nb::class_<Capture, Job>(m, "Capture", "Tensors to image. The image's memory must outlive the job.")
       .def(
           "__init__",
           [](Capture* self, nb::object pool, const Plan& plan, nb::object sources, uint64_t image,
              nb::object at_once, int announce, const Streams& streams, std::optional<uint64_t> ahead,
-             bool held) {
+             bool held, std::pair<uint64_t, uint64_t> sampling) {
             zs::Arrays arrays = nb::cast<zs::Tensors&>(sources).sources();
             const auto& workers = nb::cast<const zs::Pool&>(pool);
             std::vector<nb::object> keep{pool, sources};
@@ -56,25 +62,30 @@ void bind_copies(nb::module_& m) {
                 [&] {
                   return zs::Capture::begin(workers, plan.plan, std::move(arrays), pointer<std::byte>(image),
                                             pieces, announce, std::move(trainings),
-                                            ahead.value_or(zs::kForecast), held);
+                                            ahead.value_or(zs::kForecast), held,
+                                            {sampling.first, sampling.second});
                 },
                 brief);
           },
           "pool"_a, "plan"_a, "sources"_a, "image"_a, nb::kw_only(), "at_once"_a, "announce"_a = -1,
           "streams"_a = Streams(), "ahead"_a.none() = UINT64_MAX, "held"_a = false,
+          "sampling"_a = std::pair<uint64_t, uint64_t>(),
           nb::sig("def __init__(self, pool: Pool, plan: Plan, sources: Tensors, image: int, *, "
                   "at_once: collections.abc.Iterable[int] | Pieces, announce: int = -1, "
                   "streams: collections.abc.Sequence[tuple[Device, int]] = (), ahead: int | None = 2**64 - "
-                  "1, held: bool = False) -> None"),
+                  "1, held: bool = False, sampling: tuple[int, int] = (0, 0)) -> None"),
           "Pieces in `at_once` (best as Pieces, where it is the same each time) are copied before this "
           "returns. Call sources.refresh() right before.\n\n"
           "At the end 1 is added to the eventfd `announce`, which must stay open until then. `streams`: of "
           "each "
           "device that holds sources the CUstream that training uses now; everything is read as the work it "
           "has "
-          "been given leaves it. `ahead`: chunks that a guard waits for and never moves aside; None: as many "
+          "been given leaves it. `ahead`: chunks that a guard waits for, however few of them have landed; "
+          "None: as many "
           "as should have landed by then, by what was measured before. `held`: the pool's threads begin at "
-          "start().")
+          "start(). `sampling`: (turn, every): every so many-th of a device's chunks, from the turn-th on "
+          "and one at "
+          "least, is looked at by the device itself, in the order of its stream; every = 0: none.")
       .def(
           "start", [](const Capture& c) { c.get().start(); }, "Let the pool's threads begin.")
       .def(
@@ -116,6 +127,9 @@ void bind_copies(nb::module_& m) {
       .def_prop_ro(
           "drain_seconds", [](const Capture& c) { return c.job->done() ? c.get().drain_seconds() : 0.0; },
           "From the beginning until the last chunk had been read (had landed, from a device), when done.")
+      .def(
+          "compare_sources", [](const Capture& c) { return c.get().compare_sources(); }, nogil(),
+          "Whether what arrived is what the devices held, of the sampled chunks, when done.")
       .def_prop_ro(
           "checksums",
           [](const Capture& c) {

@@ -17,12 +17,14 @@ constexpr uint64_t kWarm = 128 << 10;  // shorter ones afterwards, from a cache 
 
 std::shared_ptr<Capture> Capture::begin(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sources,
                                         std::byte* image, const Pieces& pieces, int announce,
-                                        std::vector<Training> trainings, uint64_t ahead, bool held) {
+                                        std::vector<Training> trainings, uint64_t ahead, bool held,
+                                        Sampling sampling) {
   check(*plan, sources, trainings);
   std::shared_ptr<const AtOnce> at_once = plan->at_once(sources, pieces);
   std::vector<Drain> drains;
   for (Training& training : trainings) {
     Drain drain = drain_of(*plan, sources, image, *at_once, std::move(training), ahead);
+    drain.lane->sampling = sampling;
     if (!drain.lane->parts.empty()) drains.push_back(std::move(drain));
   }
   std::shared_ptr<Capture> capture(

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "arrays.hpp"
@@ -27,6 +28,13 @@ struct Training {
 
 // Throws where an array lies on a device that is none of these.
 void check_devices(const Arrays& arrays, std::span<const Training> trainings);
+
+// Whether what arrived is what devices held when a capture began: of sampled chunks.
+struct Comparison {
+  uint64_t chunks = 0, nbytes = 0;     // that were compared
+  std::vector<uint32_t> pieces;        // that are different, rising
+  std::vector<std::string> unchecked;  // by device: why nothing was looked at there
+};
 
 // What protect() had to do.
 struct Protection {
@@ -57,11 +65,12 @@ class Capture final : public Job, private Landing {
   // arrays must live until the job is done. `trainings`: one for each device that has sources, which must be
   // contiguous there. `ahead`: chunks that a guard waits for, however few of them have landed; kForecast:
   // those that should land by then. `held`: what is left for the host's threads waits for start(), so that
-  // none of them competes with what the caller has still to do.
+  // none of them competes with what the caller has still to do. `sampling`: of each device's chunks, those of
+  // which it looks at the sources itself, in the order of its training stream.
   static std::shared_ptr<Capture> begin(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sources,
                                         std::byte* image, const Pieces& at_once, int announce = -1,
                                         std::vector<Training> trainings = {}, uint64_t ahead = UINT64_MAX,
-                                        bool held = false);
+                                        bool held = false, Sampling sampling = {});
   ~Capture() override;
   using Job::start;
 
@@ -82,6 +91,9 @@ class Capture final : public Job, private Landing {
 
   // How long the devices took, or the host where there are none, when done.
   double drain_seconds() const;
+
+  // Once done and not cancelled.
+  Comparison compare_sources() const;
 
   // Of each chunk; valid when done and not cancelled.
   const std::vector<uint32_t>& checksums() const { return checksums_; }

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "error.hpp"
@@ -153,6 +154,8 @@ void Device::begin(const std::shared_ptr<Lane>& lane, CUstream training, std::sp
   copy_within_order(training, at_once_way, at_once, at_once_way == cuda::Way::within || lane->pinned);
   // The copy stream sees memory as all work given to `training` so far will leave it.
   if (ordered_) order(training, copies_, begun_);
+  // What looks at the sources has an order of its own: it is to find out where that of the copies is wrong.
+  if (lane->sampling.every != 0 && probes_) order(training, probes_->stream(), begun_);
   if (lane->ahead == kForecast) {
     look_back();
     lane->forecast = true;
@@ -212,8 +215,39 @@ void Device::queue_up_to(Lane& lane, size_t end) {
   while (lane.queued < end) queue(lane, std::clamp((end - lane.queued) / kShare, size_t{1}, kTogether));
 }
 
+std::shared_ptr<Probes> Device::probes() {
+  const std::lock_guard lock(mutex_);
+  if (!probes_) probes_ = Probes::load(context_, vram_);
+  return probes_;
+}
+
+// Before anything of the lane is queued or lies elsewhere. The copies come after it, so that whoever waits
+// for one of them waits for this too. With mutex_ held.
+void Device::look_at_sources(Lane& lane) {
+  if (lane.sampling.every == 0 || lane.parts.empty()) return;
+  const uint64_t every = std::min<uint64_t>(std::exchange(lane.sampling.every, 0), lane.parts.size());
+  try {
+    if (!probes_) throw Error(Kind::usage, "the device has no kernel for it");
+    std::vector<Probe::Run> runs;
+    for (size_t k = lane.sampling.turn % every; k < lane.parts.size(); k += every) {
+      const Lane::Part& part = lane.parts[k];
+      lane.looks.push_back({part.name, part.first, part.last});
+      for (const cuda::Copy& copy : lane.copies_of(part)) runs.push_back({copy.from, copy.nbytes});
+    }
+    lane.probe = probes_->probe(runs);
+    lane.probe->launch(probes_->stream());
+    lane.probe->fetch(probes_->stream());
+    if (ordered_) ZS_CUDA(cuStreamWaitEvent, copies_, lane.probe->fetched(), CU_EVENT_WAIT_DEFAULT);
+  } catch (const Error& error) {
+    lane.unprobed = error.what();
+    lane.looks.clear();
+    lane.probe.reset();
+  }
+}
+
 // With mutex_ held.
 uint64_t Device::give_up(Lane& lane) {
+  if (lane.queued == 0) lane.probe.reset();  // waits: there is no copy that comes after it
   const uint64_t given_up = lane.pending() + lane.coming;
   lane.parts.resize(lane.queued);
   lane.coming = 0;
@@ -290,6 +324,7 @@ Redirection Device::protect(Lane& lane, CUstream training, uint64_t freeze_bytes
     const std::lock_guard lock(mutex_);
     if (lane.released || lane.over() || !guarded_) return result;
     refuse_capturing(training);
+    look_at_sources(lane);
     try {
       if (freeze_bytes != 0 || lane.forecast) {
         ZS_CUDA(cuEventRecord, guarded_at_, training);
@@ -364,6 +399,7 @@ bool Device::turn(std::unique_lock<std::mutex>& lock) {
     landed.push_back(part.name);
     part.frozen = {};
   }
+  look_at_sources(*lane);
   bool moved = !landed.empty();
   if (moved) moved_ = Clock::now();
   try {

@@ -16,6 +16,7 @@
 
 #include "cuda.hpp"
 #include "lane.hpp"
+#include "probe.hpp"
 #include "vram.hpp"
 
 namespace zs {
@@ -57,6 +58,8 @@ class Device : public std::enable_shared_from_this<Device> {
   int ordinal() const { return context_->ordinal(); }
   const std::shared_ptr<cuda::Context>& context() const { return context_; }
   const std::shared_ptr<Vram>& vram() const { return vram_; }
+  // Loaded when first asked for. Throws Kind::device where the driver refuses the kernel.
+  std::shared_ptr<Probes> probes();
 
   // Throws Kind::capability while the stream records a graph: nothing may be queued, and no memory taken.
   void refuse_capturing(CUstream stream) const;
@@ -93,6 +96,7 @@ class Device : public std::enable_shared_from_this<Device> {
   void queue_up_to(Lane& lane, size_t end);
   void order(CUstream first, CUstream then, CUevent event) const;
   uint64_t give_up(Lane& lane);
+  void look_at_sources(Lane& lane);
   static size_t spare(Lane& lane, const Sparing& sparing);
   CUresult doubt();
   void look_back();  // at how long the guard before left the copies to themselves
@@ -104,8 +108,9 @@ class Device : public std::enable_shared_from_this<Device> {
   const std::shared_ptr<cuda::Context> context_;
   const std::shared_ptr<Vram> vram_;
   const bool ordered_, guarded_;  // false: a test wants to see what goes wrong then
-  CUstream copies_ = nullptr;     // of the least priority
-  CUstream at_once_ = nullptr;    // a batch cannot go to the stream that training mostly uses
+  std::shared_ptr<Probes> probes_;
+  CUstream copies_ = nullptr;   // of the least priority
+  CUstream at_once_ = nullptr;  // a batch cannot go to the stream that training mostly uses
   CUevent saved_ = nullptr, guarded_at_ = nullptr;  // with times, on the training stream
   CUevent begun_ = nullptr, joined_ = nullptr, safe_ = nullptr, frozen_ = nullptr;
   uint64_t* counter_ = nullptr;  // pinned; written by the device

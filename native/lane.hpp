@@ -6,9 +6,11 @@
 #include <exception>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "cuda.hpp"
+#include "probe.hpp"
 #include "vram.hpp"
 
 namespace zs {
@@ -25,6 +27,12 @@ class Landing {
 };
 
 constexpr uint64_t kForecast = UINT64_MAX - 1;
+
+// Which parts' sources are looked at: every so many-th, but one at least; from the `turn`-th on, so that
+// turns one after another come to all of them.
+struct Sampling {
+  uint64_t turn = 0, every = 0;  // 0: none
+};
 
 // A part is *pending* until its copies are queued, *in flight* until the copy stream has gone past them, then
 // *landed*. All fields but the first three are guarded by the device's mutex.
@@ -49,8 +57,16 @@ struct Lane {
   size_t kept_from = SIZE_MAX;    // parts whose sources will lie elsewhere by release()
   bool held = false;              // it has not come yet: they must not be queued
   bool released = false;          // no source will be read that the stream of a guard does not wait for
-  Vram::Loan staged{};            // of copies taken at once; goes back with the lane
-  std::shared_ptr<void> keep;     // the job that `landing` is, while the lane is with the device
+  Sampling sampling{};
+  struct Look {
+    uint64_t name;       // of the part
+    size_t first, last;  // copies
+  };
+  std::vector<Look> looks;       // whose copies are the runs of `probe`, in this order
+  std::shared_ptr<Probe> probe;  // of the sources as they were at the beginning
+  std::string unprobed;          // why there is none although it was asked for
+  Vram::Loan staged{};           // of copies taken at once; goes back with the lane
+  std::shared_ptr<void> keep;    // the job that `landing` is, while the lane is with the device
   Landing* landing = nullptr;
   std::chrono::steady_clock::time_point begun{};
   double seconds = 0;  // until the last landing

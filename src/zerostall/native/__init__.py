@@ -8,6 +8,7 @@ kept alive by theirs. Everything releases the GIL while it works.
 from zerostall._native import (
     CRC_HARDWARE,
     Capture,
+    Comparison,
     Device,
     FileRead,
     FileWrite,
@@ -15,6 +16,7 @@ from zerostall._native import (
     Pieces,
     Plan,
     Pool,
+    Probe,
     Protection,
     Scatter,
     Segment,
@@ -30,6 +32,7 @@ from zerostall._native import (
 __all__ = [
     "CRC_HARDWARE",
     "Capture",
+    "Comparison",
     "Device",
     "FileRead",
     "FileWrite",
@@ -37,6 +40,7 @@ __all__ = [
     "Pieces",
     "Plan",
     "Pool",
+    "Probe",
     "Protection",
     "Scatter",
     "Segment",
