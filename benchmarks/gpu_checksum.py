@@ -78,8 +78,8 @@ def main() -> int:
                 wrong += not same
                 print(
                     f"{amount:>7} {shape:>10} span {span_bytes >> 10:>4} KiB: {nbytes / launch / 1e9:7.0f} GB/s, "
-                    f"{launch * 1e6:8.1f} us; fetch {fetch * 1e6:7.1f} us; then CPU {row['cpu_seconds'] * 1e3:6.2f} ms; "
-                    f"{'equal' if same else 'WRONG'}"
+                    f"{launch * 1e6:8.1f} us; fetch {fetch * 1e6:7.1f} us; "
+                    f"then CPU {row['cpu_seconds'] * 1e3:6.2f} ms; {'equal' if same else 'WRONG'}"
                 )
     copy = torch.empty(AMOUNTS["850 MB"] // 8, dtype=torch.int64, device="cuda")
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
