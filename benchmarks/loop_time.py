@@ -102,6 +102,7 @@ def measure(arguments: argparse.Namespace, peer_name: str) -> Samples:
                     samples.call.append(call)
             del samples.call[len(samples.wait) :]  # a save after the last update was never waited for
             peer.drain()
+            peer.make_room()
             return times
 
         block(True)  # the first saves start processes and allocate; they are not counted
@@ -128,6 +129,7 @@ def measure(arguments: argparse.Namespace, peer_name: str) -> Samples:
             peer.save(number)
             peer.drain()
             samples.durable.append(clock() - start)
+            peer.make_room()
         peer.close()
     return samples
 

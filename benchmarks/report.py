@@ -15,6 +15,28 @@ from pathlib import Path
 
 from benchmarks.machine import ROOT, file_system, hardware, versions
 
+# Student's t for 95 %, of one degree of freedom upwards.
+T95 = (
+    12.71,
+    4.30,
+    3.18,
+    2.78,
+    2.57,
+    2.45,
+    2.36,
+    2.31,
+    2.26,
+    2.23,
+    2.20,
+    2.18,
+    2.16,
+    2.14,
+    2.13,
+    2.12,
+    2.11,
+    2.10,
+    2.09,
+)
 RESULTS = ROOT / "benchmarks" / "results"
 
 
@@ -26,6 +48,15 @@ def percentile(samples: Sequence[float], share: float) -> float:
 
 def median(samples: Sequence[float]) -> float:
     return statistics.median(samples)
+
+
+def interval(samples: Sequence[float]) -> tuple[float, float]:
+    """Mean and half of its 95 % interval (Student's t); half is infinite for a single sample."""
+    count = len(samples)
+    if count < 2:
+        return (samples[0] if samples else math.nan), math.inf
+    t = T95[count - 2] if count - 2 < len(T95) else 2.0
+    return statistics.fmean(samples), t * statistics.stdev(samples) / math.sqrt(count)
 
 
 def seconds(value: float) -> str:
