@@ -217,4 +217,5 @@ NB_MODULE(_native, m) {
   zs::python::bind_tensors(m);
   zs::python::bind_jobs(m);
   zs::python::bind_probes(m);
+  zs::python::bind_device_files(m);
 }

@@ -123,9 +123,10 @@ void make(JobOf<T>* self, std::vector<nb::object> keep, Begin&& begin, bool brie
 }
 
 // One a file, in the order in which they build on one another.
-void bind_memory(nb::module_& m);   // bindings.cpp
-void bind_tensors(nb::module_& m);  // bindings_tensors.cpp
-void bind_jobs(nb::module_& m);     // bindings_jobs.cpp
-void bind_probes(nb::module_& m);   // bindings_probe.cpp
+void bind_memory(nb::module_& m);        // bindings.cpp
+void bind_tensors(nb::module_& m);       // bindings_tensors.cpp
+void bind_jobs(nb::module_& m);          // bindings_jobs.cpp
+void bind_device_files(nb::module_& m);  // bindings_device_files.cpp
+void bind_probes(nb::module_& m);        // bindings_probe.cpp
 
 }  // namespace zs::python

@@ -20,11 +20,12 @@ uint64_t usable(uint64_t chunk_bytes) {
 
 }  // namespace
 
-Checks::Checks(uint64_t nbytes, uint64_t chunk_bytes, std::vector<uint32_t> expected)
+Checks::Checks(uint64_t nbytes, uint64_t chunk_bytes, std::optional<std::vector<uint32_t>> expected)
     : nbytes_(nbytes),
       chunk_bytes_(usable(chunk_bytes)),
       blocks_in_chunk_(divide_up(chunk_bytes_, kBlock)),
-      expected_(std::move(expected)) {
+      checking_(expected.has_value()),
+      expected_(expected ? std::move(*expected) : std::vector<uint32_t>(divide_up(nbytes_, chunk_bytes_))) {
   const uint64_t chunks = divide_up(nbytes_, chunk_bytes_);
   if (expected_.size() != chunks)
     throw Error(Kind::usage,
@@ -63,7 +64,7 @@ Checks::Verdict Checks::count(uint64_t chunk) {
   if (state.left.fetch_sub(1, std::memory_order_acq_rel) != 1) return Verdict::open;
   uint32_t value = 0;
   for (uint64_t index = chunk * blocks_in_chunk_;
-       index < std::min<uint64_t>((chunk + 1) * blocks_in_chunk_, blocks()); ++index)
+       checking_ && index < std::min<uint64_t>((chunk + 1) * blocks_in_chunk_, blocks()); ++index)
     value = crc32c_combine(value, checksums_[index], block(index).nbytes);
   const bool whole = !state.lost.load(std::memory_order_relaxed) && value == expected_[chunk];
   const Verdict verdict = whole ? Verdict::whole : Verdict::bad;

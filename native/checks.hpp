@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace zs {
@@ -17,11 +18,13 @@ class Checks {
   };
   enum class Verdict : uint8_t { open, whole, bad };
 
-  Checks(uint64_t nbytes, uint64_t chunk_bytes, std::vector<uint32_t> expected);
+  // With no checksums at all every block that is there is right.
+  Checks(uint64_t nbytes, uint64_t chunk_bytes, std::optional<std::vector<uint32_t>> expected);
 
   uint64_t nbytes() const { return nbytes_; }
   uint64_t chunk_bytes() const { return chunk_bytes_; }
   uint64_t blocks() const { return checksums_.size(); }
+  bool checking() const { return checking_; }
   Block block(uint64_t index) const;
 
   // Each block comes once, by record or by lost. `open` unless it was the last of its chunk.
@@ -41,6 +44,7 @@ class Checks {
   Verdict count(uint64_t chunk);
 
   const uint64_t nbytes_, chunk_bytes_, blocks_in_chunk_;
+  const bool checking_;
   const std::vector<uint32_t> expected_;
   std::vector<uint32_t> checksums_;  // by block
   std::unique_ptr<Chunk[]> chunks_;

@@ -7,6 +7,8 @@ ZEROSTALL_HOST_BUDGET    most bytes of shared memory the agent lends on this nod
 ZEROSTALL_AGENT_IDLE     seconds without a trainer after which the agent leaves (default: 1800)
 ZEROSTALL_COPY_THREADS   threads that copy tensors in the training process (default: 2, or 8 where the state is
                          on a CUDA device and they take checksums of what arrives; at most half of the cores)
+ZEROSTALL_GDS            whether files go straight to a CUDA device's memory by GPUDirect Storage: auto (default),
+                         on, off
 ZEROSTALL_STORE_TIMEOUT  seconds that an object store may be silent before a request is sent again (default: 30)
 
 Object stores take credentials, region and endpoint from where their own tools do: AWS_…, GOOGLE_…, AZURE_…,
@@ -43,6 +45,7 @@ Policy = Literal["overlap", "freeze", "flip", "auto"]
 WhenBusy = Literal["skip", "wait"]
 Frozen = Literal["save", "leave"]
 IfExists = Literal["error", "skip", "replace"]
+Gds = Literal["auto", "on", "off"]
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -77,6 +80,15 @@ def store_environment(environment: Mapping[str, str] = os.environ) -> dict[str, 
         for name, value in environment.items()
         if name.startswith(("AWS_", "GOOGLE_", "AZURE_")) or name == "HOME"
     }
+
+
+def gds() -> Gds:
+    """Whether files go straight to a device's memory; see `core.gds.choose`."""
+    chosen = os.environ.get("ZEROSTALL_GDS", "auto")
+    for known in ("auto", "on", "off"):
+        if chosen == known:
+            return known
+    raise ValueError(f"ZEROSTALL_GDS={chosen!r} is none of auto, on, off")
 
 
 def store_timeout() -> float:

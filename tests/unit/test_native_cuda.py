@@ -9,11 +9,10 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from standin.cuda import LAUNCH_FAILED, OUT_OF_MEMORY, FakeCuda, StandIn, Storage, compile_driver, cuda_include
+from standin.cuda import LAUNCH_FAILED, OUT_OF_MEMORY, FakeCuda, StandIn, Storage
 from zerostall import telemetry
 from zerostall.errors import CapabilityError, DeviceError
 from zerostall.native import Capture, Device, Plan, Pool, Scatter, Segment, Tensors, crc32c
@@ -24,38 +23,11 @@ CHUNK = 64 << 10
 SLOW = 200_000  # microseconds a copy: an image takes seconds
 
 
-@pytest.fixture(scope="session")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if Path("/proc/driver/nvidia/version").exists():
-        pytest.skip("the real driver serves this process")
-    include = cuda_include()
-    if include is None:
-        pytest.skip("no cuda.h")
-    library = compile_driver(tmp_path_factory.mktemp("fake-cuda"), include)
-    os.environ["ZEROSTALL_LIBCUDA"] = str(library)
-    return library
-
-
-@pytest.fixture
-def fake(driver: Path) -> Iterator[FakeCuda]:
-    fake = FakeCuda(driver)
-    fake.reset()
-    yield fake
-    fake.reset()
-
-
 @pytest.fixture
 def pool() -> Iterator[Pool]:
     pool = Pool("test", 2)
     yield pool
     pool.close()
-
-
-@pytest.fixture
-def device(fake: FakeCuda) -> Iterator[Device]:
-    device = Device(0)
-    yield device
-    device.close()
 
 
 def make(fake: FakeCuda) -> tuple[list[StandIn], Tensors, Plan]:

@@ -25,6 +25,7 @@ from zerostall.cli.agent import ask_status
 from zerostall.cli.arguments import Json
 from zerostall.cli.output import emit_json, emit_table, size
 from zerostall.errors import ZerostallError
+from zerostall.flow import straight
 from zerostall.wire import messages as m
 from zerostall.wire import rendezvous
 
@@ -75,7 +76,7 @@ def examine(where: Path) -> Iterator[Finding]:
     yield _locked()
     yield from _agent()
     yield from _disk(where)
-    yield from _gpu()
+    yield from _gpu(where)
 
 
 def _versions() -> Finding:
@@ -217,7 +218,7 @@ def _locked() -> Finding:
     return Finding("locked memory", "yes", f"limit {size(soft)}; nothing locks memory in this version")
 
 
-def _gpu() -> Iterator[Finding]:
+def _gpu(where: Path) -> Iterator[Finding]:
     version = nvidia.driver()
     if not version:
         yield Finding("GPU", "limited", "no NVIDIA driver is loaded: state is captured from CPU memory")
@@ -225,6 +226,25 @@ def _gpu() -> Iterator[Finding]:
     names, problem = nvidia.devices()
     found = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
     words = "; ".join(filter(None, [f"driver {version}", found, problem]))
-    yield Finding("GPU", "limited", f"{words}; this version captures from CPU memory only")
-    loaded, words = nvidia.storage()
-    yield Finding("GPU storage", "yes" if loaded else "limited", words)
+    yield Finding("GPU", "limited" if problem else "yes", words)
+    if names:
+        yield _gpu_storage(where)
+
+
+def _gpu_storage(where: Path) -> Finding:
+    """Whether cuFile takes a file of that folder. Host memory is as good where it does not, only less quick."""
+    try:
+        device = native.Device(0)
+        try:
+            chosen = straight.choice(device)
+            problem = "" if chosen.use else chosen.reason
+            if not problem:
+                with tempfile.NamedTemporaryFile(dir=where, prefix=".zerostall-doctor-") as file:
+                    problem = straight.refusal(device, Path(file.name))
+        finally:
+            device.close()
+    except (OSError, ZerostallError) as error:
+        chosen, problem = None, str(error)
+    if problem or chosen is None:
+        return Finding("GPU storage", "limited", f"files reach a GPU through host memory: {problem}")
+    return Finding("GPU storage", "yes", f"files go straight to a GPU: {chosen.reason}")

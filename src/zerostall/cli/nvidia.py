@@ -1,4 +1,4 @@
-"""What of NVIDIA's is on this machine: the driver, its devices, GPUDirect Storage. Nothing is linked or imported."""
+"""What of NVIDIA's is on this machine: the driver and its devices. Nothing is linked or imported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 _DRIVER = Path("/proc/driver/nvidia/version")
-_STORAGE = Path("/proc/driver/nvidia-fs/version")
 
 
 def driver() -> str:
@@ -47,12 +46,3 @@ def _problem(cuda: ctypes.CDLL, status: int) -> str:
     if cuda.cuGetErrorString(status, ctypes.byref(text)) == 0 and text.value:
         return f"{text.value.decode(errors='replace')} ({status})"
     return f"error {status}"
-
-
-def storage() -> tuple[bool, str]:
-    """Whether nvidia-fs, which GPUDirect Storage needs, is loaded; and in words."""
-    try:
-        version = _STORAGE.read_text().strip().splitlines()[0]
-    except (OSError, IndexError):
-        return False, "nvidia-fs is not loaded: files reach a GPU through host memory"
-    return True, f"nvidia-fs {version}"

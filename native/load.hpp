@@ -1,0 +1,90 @@
+// File → tensors, in the host's memory or a device's, in one pass: read, checked, brought to where it
+// belongs.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "capture.hpp"
+#include "checks.hpp"
+#include "device_file.hpp"
+#include "file.hpp"
+#include "plan.hpp"
+#include "pool.hpp"
+
+namespace zs {
+
+// Memory that a load reads into on the way: a block for each thread of the pool, for this job alone.
+struct Staging {
+  std::byte* data;
+  uint64_t nbytes;  // page aligned, and pinned where a device is to get something
+};
+
+// A unit is a block of the file that holds wanted bytes; with checksums, all blocks of a chunk that does. The
+// first chunk that fails, or that the file does not have, ends the job with Kind::corrupt; what was written
+// by then stays, and a chunk's bytes are written before the last of its blocks is checked: nobody may use
+// them before the job is done. Copies to a device are done when the job is; they are ordered with no stream,
+// so its memory must be idle before.
+class Load final : public Job {
+ public:
+  // targets[i] receives piece pieces[i] of the plan, which rise; offsets of the plan count from the file's
+  // first byte. `device`: of all targets that are not in the host's memory, which must be contiguous.
+  // `straight`: the same file, for cuFile to read; all targets are on the device then.
+  struct Order {
+    std::shared_ptr<const Plan> plan;
+    Arrays targets;
+    std::vector<uint32_t> pieces;
+    std::optional<std::vector<uint32_t>> checksums;
+    int fd;
+    bool direct;
+    Staging staging;
+    std::shared_ptr<Device> device = nullptr;
+    std::shared_ptr<const DeviceFile> straight = nullptr;
+  };
+  static std::shared_ptr<Load> begin(const Pool& pool, Order order);
+  ~Load() override;
+  std::optional<std::string> fell_back() const { return file_.fell_back(); }
+  // Why cuFile does not know the memory it reads into; empty where it does, or has nothing to do.
+  const std::string& bounced() const { return bounced_; }
+
+ protected:
+  void work(uint64_t unit) override;
+  void close(bool whole) override;
+
+ private:
+  // Bytes [begin, end) of the file are read; those of targets [first, last) among them are wanted.
+  struct Stretch {
+    uint64_t block, begin, end;
+    size_t first, last;
+  };
+  struct Slot {
+    std::byte* host;
+    CUdeviceptr device;
+    CUstream stream;
+  };
+  class Lease;
+
+  Load(const Pool& pool, Order order, std::unique_ptr<Checks> checks, std::vector<Stretch> stretches);
+  static void check(const Pool& pool, const Order& order);
+  static std::vector<Stretch> cut(const Order& order, const Checks& checks);
+  void open(unsigned threads);
+  void let_go() noexcept;
+  void check_bytes(const Stretch& stretch, const Slot& slot);
+  void deliver(const Stretch& stretch, const Slot& slot);
+
+  const Order order_;
+  const std::unique_ptr<Checks> checks_;
+  const std::vector<Stretch> stretches_;
+  File file_;
+  Vram::Loan straight_memory_;
+  std::optional<cufile::Registration> registration_;
+  std::string bounced_;
+  std::mutex mutex_;
+  std::vector<Slot> idle_;
+};
+
+}  // namespace zs
