@@ -21,7 +21,9 @@ ZEROSTALL_MANAGER        the manager's URL; without it an agent is on its own
 ZEROSTALL_TOKEN_FILE     the cluster's secret (default: ~/.config/zerostall/token)
 ZEROSTALL_NODE           the node's name (default: the host name)
 ZEROSTALL_LABELS         its failure domains, such as rack=r7,leaf=sw3
-ZEROSTALL_PEER           address for other agents, HOST or HOST:PORT; without it none keeps images of another
+ZEROSTALL_PEER           address for other agents, HOST or HOST:PORT; without it none keeps images of another. Where
+                         a run's ranks are on several nodes, HOST is also where rank 0's agent meets the others
+                         (default there: MASTER_ADDR, else the host name)
 ZEROSTALL_REPLICA_BUDGET most bytes of memory for other nodes' images (default: a quarter of the host budget)
 ZEROSTALL_REPLICA_RATE   most bytes a second that go to other nodes (default: no bound)
 ZEROSTALL_MANAGER_CA     file of certificates to check the manager's by, where they are not the system's
@@ -125,6 +127,16 @@ def ranks_patience() -> float:
         if 0 < float(chosen) < float("inf"):
             return float(chosen)
     raise ValueError(f"ZEROSTALL_RANKS_PATIENCE={chosen!r} is not a number of seconds")
+
+
+def host_for_nodes() -> str:
+    """This node's name or address, as other nodes may know it.
+
+    Rank 0's is what counts: ZEROSTALL_PEER, else MASTER_ADDR, which launchers set to rank 0's node, else the host name.
+    """
+    chosen = os.environ.get("ZEROSTALL_PEER", "")
+    host = chosen if chosen.count(":") != 1 and not chosen.startswith("[") else chosen.rpartition(":")[0] or chosen
+    return host or os.environ.get("MASTER_ADDR") or socket.gethostname()
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,11 +105,3 @@ def test_what_one_rank_has_otherwise_every_rank_is_told(start: Start, where: Pat
         assert "refused RankError the ranks' checkpointers differ: rank 1 has slots=4, rank 0 has slots=3" in said
         assert "refused StateError" in said and "bad" in said
     assert "rank-00002.safetensors" in said
-
-
-def test_ranks_with_an_agent_each_are_told(start: Start, where: Path, tmp_path: Path) -> None:
-    other = {"ZEROSTALL_RUNTIME_DIR": str(tmp_path / "other")}
-    ranks = start(2, "train", where, 1, of_rank={1: other})
-    for rank in (0, 1):
-        assert ranks.rank[rank].wait() == 1
-        assert "FAILED CapabilityError: rank 1 runs at" in ranks.said(rank)

@@ -63,6 +63,22 @@ def loop(where: str, steps: str) -> None:
     say("saved", step)
 
 
+def durable(where: str, steps: str) -> None:
+    """Train until killed; says which steps have got to disk."""
+    job, ckpt, step = begin(where, disk_interval=0.0)
+    pending: list[zerostall.Saving] = []
+    with ckpt:
+        while step < int(steps):
+            step = job.train_one_step()
+            pending.append(ckpt.save(step))
+            for saving in [saving for saving in pending if "disk" in saving.tiers]:
+                say("durable", saving.step)
+                pending.remove(saving)
+            dist.barrier()
+        ckpt.save(step, when_busy="wait", if_exists="replace").wait(timeout=60)
+    say("saved", step)
+
+
 def differ(where: str) -> None:
     """Rank 1 was given another option; then rank 2 a state that cannot be saved; then all agree."""
     rank = dist.get_rank()

@@ -74,6 +74,15 @@ def cargo_of_memory(run: Run) -> Cargo:
     return Cargo(newest, lambda step: step in run.trickle.clean_steps(), load, lambda: None, created)
 
 
+def no_cargo() -> Cargo:
+    """Another node's agent carries."""
+
+    def load(step: int) -> Load:
+        raise AssertionError(f"step {step} is not this agent's to carry")
+
+    return Cargo(lambda: None, lambda step: False, load, lambda: None, lambda step: 0.0)
+
+
 def tier_reports(run: Run, berth: Berth) -> Iterator[m.TierReport]:
     """What the run has in each of its tiers."""
     clean = berth.clean_steps()

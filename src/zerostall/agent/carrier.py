@@ -92,12 +92,14 @@ class Carrier:
         governor: Governor,
         post: Post,
         advance: Callable[[], None],
+        tell: Callable[[int, m.Reached | m.Failed], None],
     ) -> None:
         self._berths = berths
         self._folder = folder
         self._cargo = cargo
         self._post = post
         self._advance = advance
+        self._tell = tell
         self._hands = ThreadPoolExecutor(AT_ONCE, "upload")
         self._restore_hands = ThreadPoolExecutor(_RESTORE_HANDS, "download")
         self._gate = Gate(governor)
@@ -195,7 +197,7 @@ class Carrier:
     def promise(self, rank: int, past: Past) -> None:
         """Somebody waits for this very image; it may be on its way to where steps come from."""
         if past.step in self.steps:
-            self._berths[rank].send(m.Reached(step=past.step, created=past.created, tier="remote"))
+            self._tell(rank, m.Reached(step=past.step, created=past.created, tier="remote"))
             return
         self._awaited.setdefault(past.step, _Awaited()).ranks[rank] = past.created
         self._retry_at = 0.0
@@ -291,8 +293,7 @@ class Carrier:
             attached = any(berth.client for berth in self._berths.values())
             self._retry_at = trip.began + self.interval if attached and not self._awaited else 0.0
             for rank, created in told.items():
-                if berth := self._berths.get(rank):
-                    berth.send(m.Reached(step=trip.step, created=created, tier="remote"))
+                self._tell(rank, m.Reached(step=trip.step, created=created, tier="remote"))
         elif wrong is not None:
             self._failed(trip.step, told, wrong)
         self._advance()
@@ -307,19 +308,8 @@ class Carrier:
             if not isinstance(error, CorruptError):
                 self._worker.submit(lambda: self._target.abandon(step))
         log.error("%s: step %d did not get there: %s", self.url, step, error)
-        number = error.errno if isinstance(error, StorageError) else None
         for rank, created in told.items():
-            failed = m.Failed(
-                step=step,
-                created=created,
-                tier="remote",
-                kind=type(error).__name__,
-                message=m.plain(str(error.args[0])),
-                hint=error.hint,
-                errno=number,
-            )
-            if berth := self._berths.get(rank):
-                berth.send(failed)
+            self._tell(rank, m.Failed.of(m.Refused.of(0, error), step, created, "remote"))
 
     # -------------------------------------------------------------------------------------------------- telling
 

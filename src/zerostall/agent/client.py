@@ -1,10 +1,10 @@
-"""One connection to the agent: a trainer, or a tool that asks for the status."""
+"""One connection to the agent: a trainer, a tool that asks for the status, or the agent of another node."""
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zerostall.telemetry import log
 from zerostall.wire.channel import Channel, ClosedError
@@ -21,7 +21,7 @@ _numbers = itertools.count(1)
 class Client:
     """A connection and what must be undone when it ends."""
 
-    channel: Channel[m.FromTrainer]
+    channel: Channel[Any]
     name: str = ""
     pid: int = 0
     broken: bool = False
@@ -44,3 +44,16 @@ class Client:
         """Let go of everything that was held for this client to read."""
         while self.fetched:
             self.fetched.pop()()
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class NodeClient(Client):
+    """The agent of another node, with which this one has ranks of a run in common.
+
+    Attributes:
+        heard: called with each message; an error in there ends the connection.
+        parted: called once, when it has ended.
+    """
+
+    heard: Callable[[Any], None]
+    parted: Callable[[], None]

@@ -97,9 +97,10 @@ class Fetches:
             else:
                 run = self._run(request.tier)
                 with self._governor.restoring():
+                    ranks = run.manifest(request.step).ranks if manifest is None else self._all_ranks(manifest)
                     stored = [
                         here.get(facts.rank) or self._stored(run, request.step, facts, manifest is not None)
-                        for facts in (manifest or run.manifest(request.step)).ranks
+                        for facts in ranks
                     ]
             numbers: dict[str, int] = {}
             for one in stored:
@@ -163,6 +164,18 @@ class Fetches:
             if manifests.facts(record, manifests.encode_record(record)) == facts:
                 here[facts.rank] = Stored(tier.layout, record)
         return manifest, here
+
+    def _all_ranks(self, manifest: Manifest) -> tuple[RankFacts, ...]:
+        """Of a step that is clean in memory: where only this node's ranks are known, the disk knows the others."""
+        if len(manifest.ranks) == manifest.world:
+            return manifest.ranks
+        try:
+            whole = self._disk.manifest(manifest.step)
+        except (FormatError, FileNotFoundError):
+            whole = None
+        if whole is None or not set(manifest.ranks) <= set(whole.ranks):
+            raise SnapshotNotFoundError(f"step {manifest.step}: images of other nodes' ranks are not on disk")
+        return whole.ranks
 
     def _stored(self, run: RunTier, step: int, facts: RankFacts, from_memory: bool) -> Stored:
         """One rank's layout and record; of a step in memory only if it is the very same that is on disk."""

@@ -103,6 +103,19 @@ class RunFolder:
             self._lock.close()
             self._lock = None
 
+    def run_there(self) -> str | None:
+        """The run that `run.json` names, if it is there."""
+        try:
+            return manifests.decode_run(read_file(self.where / names.RUN), source=str(self.where / names.RUN)).run
+        except FileNotFoundError:
+            return None
+
+    def follow(self, facts: RunFacts) -> None:
+        """Another node's agent holds the folder, and says what run this is."""
+        self.let_go()
+        self.facts = facts
+        self.on_disk = set(self.disk.steps())
+
     def check_name(self, name: str | None, *, empty: bool) -> None:
         """A named run keeps its folder to itself; an unnamed empty folder takes the name.
 

@@ -6,12 +6,13 @@ import contextlib
 import socket
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core.placement import ImageId
-from zerostall.errors import CapabilityError, ZerostallError
+from zerostall.errors import CapabilityError, SnapshotNotFoundError, ZerostallError
 from zerostall.telemetry import log
 from zerostall.wire import peers as p
 from zerostall.wire.messages import plain
@@ -46,13 +47,39 @@ class Pace:
         time.sleep(max(0.0, turn - now))
 
 
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """For agents that come to stay (`wire.nodes`).
+
+    Attributes:
+        facts: what they are told of the run. PeerError sends them away.
+        enter: given their connection.
+    """
+
+    facts: Callable[[], bytes]
+    enter: Callable[[socket.socket], None]
+
+
 class PeerDoor:
     """Listens; each connection has a thread of its own, at most `MOST_CONNECTIONS` of them.
+
+    Args:
+        images: what is given to who asks for it; None gives nothing.
+        heard: called with offers.
+        entrance: for agents that come to stay; they are no longer counted, and have no thread here.
 
     Raises (on construction): CapabilityError when it cannot listen there.
     """
 
-    def __init__(self, address: str, secret: str, images: Images, pace: Pace, heard: Callable[[p.Offer], None]) -> None:
+    def __init__(
+        self,
+        address: str,
+        secret: str,
+        images: Images | None = None,
+        pace: Pace | None = None,
+        heard: Callable[[p.Offer], None] = lambda offer: None,
+        entrance: Entrance | None = None,
+    ) -> None:
         host, port = p.split(address if address.rpartition(":")[2].isdecimal() else f"{address}:0")
         try:
             self._listener = socket.create_server((host, port), family=_family(host), backlog=64)
@@ -67,8 +94,9 @@ class PeerDoor:
         self.address = f"[{name}]:{bound[1]}" if ":" in name else f"{name}:{bound[1]}"
         self._secret = secret
         self._images = images
-        self._pace = pace
+        self._pace = pace or Pace(None)
         self._heard = heard
+        self._entrance = entrance
         self._open: set[p.PeerChannel] = set()
         self._closing = False
         self._thread = threading.Thread(target=self._accept, name="peer door", daemon=True)
@@ -101,18 +129,26 @@ class PeerDoor:
             threading.Thread(target=self._serve, args=(channel, origin[0]), name="peer", daemon=True).start()
 
     def _serve(self, channel: p.PeerChannel, origin: str) -> None:
+        stays = False
         try:
             node = p.welcome(channel, self._secret)
             log.debug("node %s is connected", node)
             while not self._closing:
-                self._answer(channel, channel.receive())
+                message = channel.receive()
+                if isinstance(message, p.Enter) and self._entrance is not None:
+                    channel.send(p.Entered(self._entrance.facts()))
+                    stays = True
+                    self._entrance.enter(channel.detach())
+                    return
+                self._answer(channel, message)
         except p.PeerError as error:
             log.debug("%s: %s", origin, error.args[0])
         except Exception:  # noqa: BLE001 - one connection's trouble must not end the others
             log.exception("%s could not be served", origin)
         finally:
             self._open.discard(channel)
-            channel.close()
+            if not stays:
+                channel.close()
 
     def _answer(self, channel: p.PeerChannel, message: p.AnyMessage) -> None:
         match message:
@@ -127,6 +163,8 @@ class PeerDoor:
     def _give(self, channel: p.PeerChannel, request: p.Pull) -> None:
         with contextlib.ExitStack() as stack:
             try:
+                if self._images is None:
+                    raise SnapshotNotFoundError("no images are given here")
                 image = ImageId(request.run, request.rank)
                 given = stack.enter_context(self._images.given(image, request.step, request.created))
             except (ZerostallError, OSError) as error:

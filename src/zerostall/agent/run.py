@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerostall.agent.berth import Berth, Wish
-from zerostall.agent.cargo import cargo_of_disk, cargo_of_memory, tier_reports
+from zerostall.agent.cargo import cargo_of_disk, cargo_of_memory, no_cargo, tier_reports
 from zerostall.agent.carrier import Carrier
+from zerostall.agent.chair import Caller, Chair
 from zerostall.agent.fetches import Fetches
 from zerostall.agent.folder import RunFolder
+from zerostall.agent.outpost import Outpost
+from zerostall.agent.promises import Promises
+from zerostall.agent.seat import Seat
 from zerostall.agent.tally import Tally
 from zerostall.agent.trickle import Trickle
+from zerostall.agent.verdicts import Verdicts
 from zerostall.core import manifest as manifests
-from zerostall.core.manifest import Manifest, Record
 from zerostall.core.retention import Keep
-from zerostall.core.roll import News, Roll, Save, Spoiled
 from zerostall.errors import FormatError, RunBusyError, RunMismatchError, SnapshotNotFoundError
 from zerostall.telemetry import log
 from zerostall.tiers.modes import Modes
@@ -25,20 +27,21 @@ from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
     from zerostall import native
-    from zerostall.agent.client import Client
+    from zerostall.agent.client import Client, NodeClient
     from zerostall.core.candidates import Past
+    from zerostall.core.manifest import Manifest, Record
+    from zerostall.core.roll import Save
     from zerostall.flow.budget import Budget
     from zerostall.flow.governor import Governor
 
 Post = Callable[[Callable[[], None]], None]
 
 
-_LOOK_SECONDS = 1.0
-_AWAITED_SECONDS = 30.0
-
-
 class Run:
     """Driven by the agent's one loop; the two workers come back through `post`.
+
+    Attributes:
+        part: the ranks of this node, where there are others; None where all are here.
 
     Raises (on construction): StorageError, RunBusyError, FormatError.
     """
@@ -52,26 +55,86 @@ class Run:
         post: Post,
         governor: Governor,
         url: str = "",
+        watch: Callable[[NodeClient], None] = lambda client: None,
     ) -> None:
         self.where = where
         self.url = url
         self.carrier: Carrier | None = None
         self.world = world
         self.berths: dict[int, Berth] = {}
-        self.epoch = 0
-        self._leaving = -1
+        self.part: frozenset[int] | None = None
         self.folder = RunFolder(where, pool)
         self.fetches = Fetches(self.folder.disk, post, governor)
         self.tally = Tally()
-        self.trickle = Trickle(self.berths, self.folder, self.fetches, post, self.advance, self.tally, governor)
+        self.trickle = Trickle(
+            self.berths, self.folder, self.fetches, post, self.advance, self.tally, governor, self._part
+        )
         self.trickle.off = bool(url)
         self.lossless = False
         self._budget = budget
         self._post = post
         self._governor = governor
         self._pool = pool
-        self._roll = Roll(world)
+        self._watch = watch
         self._patience = 600.0
+        self.promises = Promises(self)
+        self.verdicts = Verdicts(self.berths, self._grant, self._clean)
+        self.caller: Caller = Chair(where, world, self.verdicts)
+
+    @property
+    def epoch(self) -> int:
+        """The newest that this node knows of."""
+        return self.verdicts.epoch
+
+    @property
+    def here(self) -> frozenset[int]:
+        """The ranks of the present attempt that are on this node."""
+        return frozenset(range(self.world)) if self.part is None else self.part
+
+    def _part(self) -> frozenset[int]:
+        return self.part or frozenset()
+
+    @property
+    def seat(self) -> Seat | None:
+        """What other nodes' agents come to, where this one decides for several."""
+        return self.caller.seat if isinstance(self.caller, Chair) else None
+
+    @property
+    def outpost(self) -> Outpost | None:
+        """What ties this agent to that of rank 0's node, where it is on another one."""
+        return self.caller if isinstance(self.caller, Outpost) else None
+
+    def sit(self, nodes: m.Nodes | None) -> None:
+        """Take this node's place among those of the run, as a trainer says it; the one it has, if that is the same.
+
+        Raises:
+            CapabilityError: this node cannot listen for the others.
+        """
+        outpost, seat = self.outpost, self.seat
+        self.part = None if nodes is None else frozenset(nodes.here)
+        if nodes is None:
+            stays = outpost is None and seat is None
+        elif nodes.seat:
+            stays = seat is not None and nodes.meeting in (None, seat.meeting)
+        else:
+            stays = outpost is not None and outpost.meeting == nodes.meeting and not outpost.failed
+        if stays:
+            return
+        for one in (outpost, seat):
+            if one is not None:
+                one.close()
+        self.trickle.seat = None
+        if nodes is None:
+            self.caller = Chair(self.where, self.world, self.verdicts)
+        elif nodes.seat:
+            self.trickle.seat = taken = Seat(self, nodes.host, nodes.meeting, self._post, self._watch)
+            self.caller = taken.chair = Chair(self.where, self.world, self.verdicts, taken)
+        else:
+            self.caller = Outpost(self, nodes, self._post, self._watch)
+        self.trickle.off = bool(self.url) or self.outpost is not None
+        if self.carrier is not None:
+            self.carrier.close()  # where it takes steps from may be another agent's now
+            self.carrier = self.fetches.remote = None
 
     # ---------------------------------------------------------------------------------------------- attaching
 
@@ -90,14 +153,12 @@ class Run:
             raise RunMismatchError(f"{self.where} runs with {self.world} ranks now, this trainer says {hello.world}")
         if hello.umask is not None:
             self.folder.use(Modes(hello.umask))
-        if not self.folder.taken() or not self.folder.same():
-            self.folder.take()
-            if not self.url:
-                self._forget_strangers()
-        self._agree_with_remote()
-        self.folder.check_name(hello.run, empty=not self.steps())
+        if self.outpost is None:
+            self._take_folder(hello)
         if hello.world != self.world:
-            self.world, self._roll = hello.world, Roll(hello.world)
+            self.world = hello.world
+            if isinstance(self.caller, Chair):
+                self.caller.begin(hello.world)
         rules = hello.rules
         self.trickle.keep = Keep(rules.keep_last, rules.keep_every, rules.keep_best, rules.best_mode)  # pyright: ignore
         self.trickle.interval = rules.disk_interval
@@ -107,8 +168,16 @@ class Run:
             berth = Berth(str(self.where), hello.rank, self._budget, self._pool)
             self.berths[hello.rank] = berth
         berth.client = client
-        self._roll.found(hello.rank)
+        self.caller.found(hello.rank)
         return berth
+
+    def _take_folder(self, hello: m.Hello) -> None:
+        if not self.folder.taken() or not self.folder.same():
+            self.folder.take()
+            if not self.url:
+                self._forget_strangers()
+        self._agree_with_remote()
+        self.folder.check_name(hello.run, empty=not self.steps())
 
     def carry_to(self, rules: m.RemoteRules | None) -> Carrier | None:
         """Have what carries steps to the remote tier, if the trainer wants one.
@@ -120,14 +189,23 @@ class Run:
             self.carrier.close()
             self.carrier = self.fetches.remote = None
         if rules is not None and self.carrier is None:
-            cargo = cargo_of_memory(self) if self.url else cargo_of_disk(self)
-            self.carrier = Carrier(rules, self.berths, self.folder, cargo, self._governor, self._post, self.advance)
+            cargo = no_cargo() if self.outpost else cargo_of_memory(self) if self.url else cargo_of_disk(self)
+            self.carrier = Carrier(
+                rules, self.berths, self.folder, cargo, self._governor, self._post, self.advance, self.tell
+            )
             self.fetches.remote = self.carrier.tier
             self.trickle.landed = self._landed
             self.trickle.protected = self.carrier.protected
         elif rules is not None and self.carrier is not None:
             self.carrier.use(rules)
         return self.carrier
+
+    def tell(self, rank: int, message: m.Reached | m.Failed) -> None:
+        """A trainer, be it on this node or on another."""
+        if (berth := self.berths.get(rank)) is not None:
+            berth.send(message)
+        elif self.seat is not None:
+            self.seat.tell_rank(rank, message)
 
     def _landed(self, step: int) -> None:
         """The step got to where the carrier takes steps from."""
@@ -171,12 +249,20 @@ class Run:
                     log.warning("%s: step %d in memory is not the run's any more and is forgotten", self.where, step)
                     berth.forget_step(step)
 
+    def forget_other_runs(self) -> None:
+        """What is in memory of another run that had this folder is worth nothing."""
+        for berth in self.berths.values():
+            for step in berth.sealed_steps():
+                tier = berth.tier_with(step)
+                if tier is not None and tier.record_of(step).run != self.folder.facts.run:
+                    log.warning("%s: step %d in memory is another run's and is forgotten", self.where, step)
+                    berth.forget_step(step)
+
     def detach(self, client: Client) -> None:
         for rank, berth in self.berths.items():
             if berth.client is client:
                 berth.take_back()
-                if rank < self.world:
-                    self._heed(self._roll.lost(rank, f"its trainer, process {client.pid}, has ended"))
+                self.caller.lost(rank, f"its trainer, process {client.pid}, has ended")
         self.trickle.hurry()  # nobody trains: the newest snapshot goes to disk now
         if self.carrier is not None and not self.attached():
             self.carrier.hurry()
@@ -191,7 +277,7 @@ class Run:
         clean = (berth.clean_steps() for berth in self.berths.values())
         return tuple(sorted(set(self.folder.disk.steps()).union(remote, *clean)))
 
-    def here(self) -> bool:
+    def holds_some(self) -> bool:
         """Is there a step in memory or on disk, whatever the remote tier has?"""
         return bool(self.folder.disk.steps()) or any(berth.clean_steps() for berth in self.berths.values())
 
@@ -218,32 +304,23 @@ class Run:
         wish.promise = (wish.promise or wish.pin or self.lossless) and record.step not in self.folder.on_disk
         if wish.promise:
             self.trickle.hurry()
-        self.epoch = max(self.epoch, wish.save.epoch)
+        self.verdicts.epoch = max(self.epoch, wish.save.epoch)
         berth.seal(slot, record, wish)
         self.tally.sealed_bytes += record.nbytes
         self.trickle.try_again(record.step)
-        self._tell_replaced(berth, before)
-        self._heed(self._roll.sealed(berth.rank, wish.save, time.monotonic()), adopted=adopted)
+        self.promises.replaced(berth, before)
+        self.caller.sealed(berth, record, wish, adopted=adopted)
 
     def begin(self, berth: Berth, epoch: int) -> None:
         """The ranks have agreed where to go on from."""
-        self.epoch = max(self.epoch, epoch)
-        self._heed(self._roll.began(berth.rank, epoch))
+        self.verdicts.epoch = max(self.epoch, epoch)
+        self.caller.began(berth.rank, epoch)
         berth.forget_unfinished(epoch)
-
-    def plan(self, plan: m.Plan) -> None:
-        """One rank proposes what all are to do. That they leave is said once: the first who says it decides when."""
-        if plan.leave:
-            if self._leaving == plan.epoch:
-                return
-            self._leaving = plan.epoch
-        for berth in self.berths.values():
-            berth.send(plan)
 
     def passed(self, berth: Berth, save: Save, reason: str, *, skipped: bool = False) -> None:
         """A rank goes on without that save."""
-        self.epoch = max(self.epoch, save.epoch)
-        self._heed(self._roll.passed(berth.rank, save, reason, skipped=skipped))
+        self.verdicts.epoch = max(self.epoch, save.epoch)
+        self.caller.passed(berth.rank, save, reason, skipped=skipped)
 
     def revoke(self, berth: Berth, past: Past, reason: str) -> None:
         """A sealed image is dirty after all: it goes from every tier, and so do the other ranks' of that save.
@@ -252,43 +329,13 @@ class Run:
         """
         step = past.step
         log.warning("%s, rank %d: step %d is dirty after all: %s", self.where, berth.rank, step, reason)
-        if berth.created(step) == past.created:
-            save = berth.wishes[step].save
+        save = berth.wishes[step].save if berth.created(step) == past.created else None
+        if save is not None:
             berth.forget_step(step)
             self.trickle.give_up(step)
-            self._heed(self._roll.revoked(berth.rank, save, reason))
-        self.trickle.evict(berth.rank, past)
-
-    def promise(self, berth: Berth, past: Past, where: str = "disk") -> None:
-        """Somebody waits for this very image on disk, or in the remote tier."""
-        if where == "remote":
-            if self.carrier is None:
-                raise FormatError("this run has no remote tier")
-            self.carrier.promise(berth.rank, past)
-            if self.url:
-                self._promise_in_memory(berth, past)
-                return
-        step, tier = past.step, berth.tier_with(past.step)
-        if tier is not None and tier.record_of(step).created == past.created:
-            if step in self.folder.on_disk:
-                berth.send(m.Reached(step=step, created=past.created, tier="disk"))
-                return
-            slot = tier.slots.at_step(step)
-            assert slot is not None
-            tier.slots.promise(slot.index)
-            self.trickle.hurry(though_failing=True)
-        elif step in self.folder.disk.steps() and self.folder.disk.created(step, berth.rank) == past.created:
-            berth.send(m.Reached(step=step, created=past.created, tier="disk"))
-        else:
-            self._say_replaced(berth, past)
-
-    def _promise_in_memory(self, berth: Berth, past: Past) -> None:
-        tier = berth.tier_with(past.step)
-        slot = tier.slots.at_step(past.step) if tier else None
-        if tier is not None and slot is not None and berth.created(past.step) == past.created:
-            tier.slots.promise(slot.index)
-        elif self.carrier is not None and past.step not in self.carrier.steps:
-            self._say_replaced(berth, past)
+        self.caller.revoked(berth.rank, save, past, reason)
+        if self.outpost is None:
+            self.trickle.evict(berth.rank, past)
 
     def when_tidy(self, call: Callable[[], None]) -> None:
         """Call on the loop's thread when what is under way, and the retention behind it, are done."""
@@ -303,7 +350,7 @@ class Run:
         if self.carrier is not None and self.folder.taken():
             self.carrier.start()
         self._grant()
-        self._mind_the_ranks()
+        self.caller.look(self._patience)
         for berth in self.berths.values():
             berth.drop_older()
         self._drop_former_ranks()
@@ -312,12 +359,12 @@ class Run:
 
     def _grant(self) -> None:
         """Give every trainer without a slot one, if one can be had."""
-        keep = frozenset([*self.trickle.clean_steps()[-1:], *(save.step for save in self._roll.pending())])
+        keep = frozenset([*self.trickle.clean_steps()[-1:], *(save.step for save in self.caller.pending())])
         for berth in self.berths.values():
             before = berth.sealed()
             grant = berth.next_grant(keep)
             if grant is not None:
-                self._tell_replaced(berth, before)
+                self.promises.replaced(berth, before)
                 berth.send(grant)
 
     def report(self, berth: Berth) -> m.RankReport:
@@ -344,72 +391,21 @@ class Run:
     def retry_in(self) -> float | None:
         """Seconds until `advance` has something to do that no message announces; None when it has not."""
         carrier = self.carrier.retry_in() if self.carrier else None
-        waits = [self.trickle.retry_in(), carrier, _LOOK_SECONDS if self._roll.pending() else None]
+        waits = [self.trickle.retry_in(), carrier, self.caller.look_in()]
         return min((wait for wait in waits if wait is not None), default=None)
 
-    # -------------------------------------------------------------------------------------- what the ranks say
+    # ---------------------------------------------------------------------------------------------- memory
 
-    def _heed(self, news: News, *, adopted: bool = False) -> None:
-        """Act on what has become known of saves."""
-        for spoiled in news.spoiled:
-            self._spoil(spoiled)
-        for save in news.clean:
-            self._commit(save, adopted=adopted)
-        if news.hold:
-            for berth in self.berths.values():
-                berth.send(m.Hold(epoch=self.epoch, step=news.hold))
-
-    def _spoil(self, spoiled: Spoiled) -> None:
-        """What ranks hold of a save that is none goes."""
-        save = spoiled.save
-        for berth in self.berths.values():
-            if (created := berth.created_of(save)) is not None:
-                berth.forget_step(save.step)
-                reason = m.plain(spoiled.reason)
-                berth.send(
-                    m.Spoiled(
-                        step=save.step, created=created, rank=spoiled.rank, reason=reason, skipped=spoiled.skipped
-                    )
-                )
-
-    def _commit(self, save: Save, *, adopted: bool) -> None:
-        """Every rank's image of the save is here: the step is clean."""
-        records: list[Record] = []
-        for rank in range(self.world):
-            berth = self.berths[rank]
-            tier = berth.tier_with(save.step) if berth.created_of(save) is not None else None
-            if tier is None:
-                return  # set aside meanwhile, on a rank that has gone on from elsewhere
-            records.append(tier.record_of(save.step))
-        ranks = tuple(manifests.facts(record, manifests.encode_record(record)) for record in records)
-        first = records[0]
-        manifest = Manifest(
-            run=first.run, step=save.step, world=self.world, ranks=ranks, metric=first.metric, created=first.created
-        )
-        for rank in range(self.world):
-            tier = self.berths[rank].tier_with(save.step)
-            assert tier is not None
-            tier.commit(manifest, replace=True)
-        if not adopted:
-            self._grant()  # before the news, so that a save right after it finds a slot
-        for rank, record in enumerate(records):
-            self.berths[rank].send(m.Reached(step=save.step, created=record.created, tier="host"))
+    def _clean(self, step: int) -> None:
+        """A step is clean in memory."""
         if self.url:
-            self._landed(save.step)
-
-    def _mind_the_ranks(self) -> None:
-        """Say whom a save waits for, and give up what has waited for too long."""
-        now = time.monotonic()
-        for save, ranks in self._roll.awaited(now, min(_AWAITED_SECONDS, self._patience / 2)):
-            log.warning("%s: step %d waits for ranks %s", self.where, save.step, ranks[:16])
-            for berth in self.berths.values():
-                if (created := berth.created_of(save)) is not None:
-                    berth.send(m.Awaiting(step=save.step, created=created, ranks=ranks[:16]))
-        self._heed(self._roll.overdue(now, self._patience))
+            self._landed(step)
+        if self.seat is not None:
+            self.seat.made_clean(step)
 
     def _drop_former_ranks(self) -> None:
         """Give back the memory of ranks of a larger world, once the world of now has a step of its own on disk."""
-        former = [rank for rank, berth in self.berths.items() if rank >= self.world and not berth.held()]
+        former = [rank for rank, berth in self.berths.items() if rank not in self.here and not berth.held()]
         if not former or not self._has_own_step():
             return
         for rank in former:
@@ -417,26 +413,16 @@ class Run:
                 self.berths.pop(rank).close()
 
     def _has_own_step(self) -> bool:
-        manifest = max((self.berths[0].manifest(step) for step in self.trickle.clean_steps()), key=_step, default=None)
+        first = self.berths.get(min(self.here))
+        steps = self.trickle.clean_steps()
+        manifest = max((first.manifest(step) for step in steps), key=_step, default=None) if first else None
         return manifest is not None and manifest.world == self.world and manifest.step in self.folder.on_disk
-
-    # ------------------------------------------------------------------------------------------------- telling
-
-    def _tell_replaced(self, berth: Berth, before: set[Past]) -> None:
-        for past in sorted(before - berth.sealed()):
-            there = self.carrier.steps if self.url and self.carrier else self.folder.on_disk
-            if past.step not in there:
-                self._say_replaced(berth, past)
-
-    def _say_replaced(self, berth: Berth, past: Past) -> None:
-        if self.carrier is not None:
-            self.carrier.replaced(berth.rank, past)
-        tiers = ("remote",) if self.url else ("disk", "remote") if self.carrier else ("disk",)
-        for tier in tiers:
-            berth.send(m.Replaced(step=past.step, created=past.created, tier=tier))
 
     def close(self) -> None:
         """Wait for what is under way, then give back the memory and the folder."""
+        for one in (self.outpost, self.seat):
+            if one is not None:
+                one.close()
         self.trickle.close()
         if self.carrier is not None:
             self.carrier.close()

@@ -15,7 +15,7 @@ import msgspec
 import zerostall
 from zerostall import native
 from zerostall.agent.berth import Berth, Wish
-from zerostall.agent.client import Client
+from zerostall.agent.client import Client, NodeClient
 from zerostall.agent.run import Run
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
@@ -150,6 +150,11 @@ class Service:
         self._clients[client] = None
         self._selector.register(sock, selectors.EVENT_READ | selectors.EVENT_WRITE, client)
 
+    def _watch(self, client: NodeClient) -> None:
+        """Serve the agent of another node, too."""
+        self._clients[client] = None
+        self._selector.register(client.channel.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, client)
+
     def _talk(self, client: Client, events: int) -> None:
         try:
             if events & selectors.EVENT_READ:
@@ -165,7 +170,10 @@ class Service:
 
     def _handle(self, client: Client, message: m.FromTrainer, fds: list[int]) -> None:
         try:
-            self._dispatch(client, message, fds)
+            if isinstance(client, NodeClient):
+                client.heard(message)
+            else:
+                self._dispatch(client, message, fds)
         except Exception as error:  # noqa: BLE001 - one connection's trouble must not end everybody's agent
             ours = _ours(error)
             request = getattr(message, "id", None)
@@ -190,6 +198,8 @@ class Service:
         self._selector.unregister(client.channel.socket)
         client.channel.close()
         client.release_fetched()
+        if isinstance(client, NodeClient):
+            client.parted()
         if attached:
             log.info("trainer %d of rank %d left %s", client.pid, attached[1].rank, attached[0].where)
             attached[0].detach(client)
@@ -204,7 +214,7 @@ class Service:
     def _idle_too_long(self) -> bool:
         busy = (
             self.stays
-            or bool(self._clients)
+            or any(not isinstance(client, NodeClient) for client in self._clients)
             or any(run.busy() and run.retry_in() is None for run in self._runs.values())
         )
         if busy:
@@ -250,7 +260,7 @@ class Service:
                 save = Save(message.epoch, message.step, message.turn)
                 run.passed(berth, save, message.reason, skipped=message.skipped)
             case m.Plan():
-                run.plan(message)
+                run.caller.plan(message)
             case m.Discarded():
                 log.warning("%s, rank %d: step %d is dirty: %s", run.where, berth.rank, message.step, message.reason)
                 berth.discard(message.slot)
@@ -258,7 +268,7 @@ class Service:
             case m.Revoked():
                 run.revoke(berth, Past(message.step, message.created), message.reason)
             case m.Promise():
-                run.promise(berth, Past(message.step, message.created), message.tier)
+                run.promises.make(berth, Past(message.step, message.created), message.tier)
             case m.Lease():
                 self._lease(client, run, berth, message)
             case m.Adopt():
@@ -289,10 +299,14 @@ class Service:
         where, url = self._place(hello)
         run = self._runs.get(where)
         if run is None:
-            run = Run(where, hello.world, self._budget, self._pool, self.post, self._governor, url)
+            run = Run(where, hello.world, self._budget, self._pool, self.post, self._governor, url, self._watch)
             self._runs[where] = run
+        if not run.attached():
+            run.sit(hello.nodes)
         carrier = run.carry_to(hello.remote)
-        if carrier is None or (carrier.met and run.attached()):
+        if run.outpost is not None:
+            run.outpost.meet(lambda error: self._met(client, run, hello, error, needed=True))
+        elif carrier is None or (carrier.met and run.attached()):
             self._welcome(client, run, hello)
         else:
             carrier.meet(lambda error: self._met(client, run, hello, error))
@@ -309,12 +323,15 @@ class Service:
             raise FormatError(f"no rank {hello.rank} of {hello.world} at {hello.where!r}")
         return where.resolve(), url
 
-    def _met(self, client: Client, run: Run, hello: m.Hello, error: ZerostallError | None) -> None:
-        """The store was asked. Without its answer, a run goes on that has steps here; another might begin anew."""
+    def _met(
+        self, client: Client, run: Run, hello: m.Hello, error: ZerostallError | None, *, needed: bool = False
+    ) -> None:
+        """The store was asked, or the seat. Without the store, a run goes on that has steps here; another might begin
+        anew."""
         if client.broken or client not in self._clients:
             return
         try:
-            if error is not None and not run.here():
+            if error is not None and (needed or not run.holds_some()):
                 raise error
             if error is not None:
                 log.warning("%s: the run goes on without its store: %s", run.where, error)
@@ -332,7 +349,12 @@ class Service:
         client.name = f"trainer {client.pid}"
         log.info("trainer %d is rank %d of %d at %s", client.pid, hello.rank, hello.world, where)
         welcome = m.Welcome(
-            id=hello.id, pid=os.getpid(), run_id=run.folder.facts.run, steps=run.steps(), epoch=run.epoch
+            id=hello.id,
+            pid=os.getpid(),
+            run_id=run.folder.facts.run,
+            steps=run.steps(),
+            epoch=run.epoch,
+            meeting=run.seat.meeting if run.seat else None,
         )
         tier = berth.current
         if tier is None:

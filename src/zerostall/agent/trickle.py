@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,10 +20,14 @@ from zerostall.wire import messages as m
 if TYPE_CHECKING:
     from zerostall.agent.fetches import Fetches
     from zerostall.agent.folder import RunFolder
+    from zerostall.agent.seat import Seat
     from zerostall.agent.tally import Tally
     from zerostall.core.candidates import Past
+    from zerostall.core.manifest import Manifest
+    from zerostall.core.roll import Save
     from zerostall.flow.governor import Governor
     from zerostall.tiers.host import Held, HostTier
+    from zerostall.wire import nodes as n
 
 Post = Callable[[Callable[[], None]], None]
 
@@ -33,13 +37,18 @@ class Flight:
     """A step on its way to disk, and the images it keeps in place meanwhile."""
 
     order: Order
-    held: list[tuple[HostTier, Held]]
+    held: dict[int, tuple[HostTier, Held]]
+    save: Save
 
 
 class Trickle:
     """Driven by the agent's loop; its writer comes back through `post`.
 
+    Args:
+        here: says which ranks' images belong here; none says all.
+
     Attributes:
+        seat: what other nodes' agents come to, where this one decides for several.
         keep: what retention keeps.
         interval: seconds from one write to the next, while nobody waits for it.
         last_error: what went wrong last, until a write works again.
@@ -57,11 +66,13 @@ class Trickle:
         advance: Callable[[], None],
         tally: Tally,
         governor: Governor,
+        here: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self.keep = Keep()
         self.interval = 0.0
         self.last_error = ""
         self.off = False
+        self.seat: Seat | None = None
         self.landed: Callable[[int], None] = lambda step: None
         self.protected: Callable[[], frozenset[int]] = frozenset
         self._berths = berths
@@ -71,6 +82,7 @@ class Trickle:
         self._advance = advance
         self._tally = tally
         self._governor = governor
+        self._here = here
         self._flight: Flight | None = None
         self._untidy = 0
         self._failures = 0
@@ -82,9 +94,9 @@ class Trickle:
     # ------------------------------------------------------------------------------------------- what to write
 
     def clean_steps(self) -> list[int]:
-        """Steps of which every rank's image is here, rising."""
-        first = self._berths.get(0)
-        return [] if first is None else [step for step in first.clean_steps() if self._whole(step)]
+        """Steps of which every image that belongs here is here, rising."""
+        first = self._berths.get(min(self._here(), default=0))
+        return [] if first is None else [step for step in first.clean_steps() if self._whole(step, first)]
 
     def next_step(self) -> int | None:
         """The step to write next: a promised one, the oldest first; else the newest clean one."""
@@ -92,6 +104,8 @@ class Trickle:
             return None
         clean = self.clean_steps()
         waiting = [step for step in clean if step not in self._folder.on_disk and step not in self._given_up]
+        if self.seat is not None:
+            waiting = [step for step in waiting if self._covered(step, self.seat)]
         waited_for = next((step for step in waiting if self._waited_for(step)), None)
         if waited_for is not None:
             return waited_for
@@ -125,12 +139,23 @@ class Trickle:
         self._given_up.add(step)
         self._folder.on_disk.discard(step)
 
-    def _whole(self, step: int) -> bool:
-        manifest = self._berths[0].manifest(step)
+    def _ranks(self, manifest: Manifest) -> Collection[int]:
+        """Those of a step whose images belong in this node's memory."""
+        here = self._here()
+        return here if here else range(manifest.world)
+
+    def _whole(self, step: int, first: Berth) -> bool:
+        manifest = first.manifest(step)
         if manifest is None:
             return False
-        others = (self._berths.get(rank) for rank in range(1, manifest.world))
+        others = (self._berths.get(rank) for rank in self._ranks(manifest))
         return all(berth is not None and berth.manifest(step) == manifest for berth in others)
+
+    def _covered(self, step: int, seat: Seat) -> bool:
+        """Have the other nodes the rest of the step's images?"""
+        berth = self._berths[0]
+        manifest, wish = berth.manifest(step), berth.wishes.get(step)
+        return manifest is not None and wish is not None and seat.covers(manifest, wish.save)
 
     def _may_pause(self) -> bool:
         """May the disk rest for a while? Not when somebody waits for it, nor when the trainers are gone."""
@@ -153,21 +178,24 @@ class Trickle:
             return
         manifest = self._berths[0].manifest(step)
         assert manifest is not None
-        held: list[tuple[HostTier, Held]] = []
-        wishes: list[Wish] = []
-        for rank in range(manifest.world):
+        held: dict[int, tuple[HostTier, Held]] = {}
+        wishes: list[Wish | n.Sealed] = []
+        for rank in self._ranks(manifest):
             tier = self._berths[rank].tier_with(step)
             assert tier is not None
-            held.append((tier, tier.hold(step)))
+            held[rank] = tier, tier.hold(step)
             wishes.append(self._berths[rank].wishes.get(step, Wish()))
+        first = self._berths[0].wishes.get(step, Wish())
+        wishes += self.seat.wishes(first.save) if self.seat else []
         order = Order(
             manifest=manifest,
-            images=tuple(image.image for _, image in held),
+            images=tuple(image.image for _, image in held.values()),
+            others=self.seat.errand(first.save) if self.seat else None,
             replace=any(wish.replace for wish in wishes),
             pin=any(wish.pin for wish in wishes),
             aside=tuple(sorted({past for wish in wishes for past in wish.aside})),
         )
-        self._flight = Flight(order, held)
+        self._flight = Flight(order, held, first.save)
         promised = self._waited_for(step)
         self._began = time.monotonic()
         self._untidy += 1
@@ -205,8 +233,10 @@ class Trickle:
     def _landed(self, outcome: Outcome) -> None:
         flight, self._flight = self._flight, None
         assert flight is not None
+        if self.seat:
+            self.seat.stored(flight.save, outcome.error)
         same = True
-        for rank, (tier, held) in enumerate(flight.held):
+        for rank, (tier, held) in flight.held.items():
             tier.release(held)
             berth = self._berths[rank]
             if berth.created(outcome.step) == held.image.record.created:
@@ -224,7 +254,7 @@ class Trickle:
             self._given_up.intersection_update(held_here)
             if same:
                 self._folder.on_disk.add(outcome.step)
-            for rank, (_, held) in enumerate(flight.held):
+            for rank, (_, held) in flight.held.items():
                 created = held.image.record.created
                 self._berths[rank].send(m.Reached(step=outcome.step, created=created, tier="disk"))
             self.landed(outcome.step)
@@ -240,15 +270,5 @@ class Trickle:
         if not isinstance(error, StorageError):
             self._given_up.add(step)  # trying again would end the same way
         log.error("%s: step %d did not get to disk: %s", self._folder.where, step, error)
-        number = error.errno if isinstance(error, StorageError) else None
-        for rank, (_, held) in enumerate(flight.held):
-            failed = m.Failed(
-                step=step,
-                created=held.image.record.created,
-                tier="disk",
-                kind=type(error).__name__,
-                message=m.plain(str(error.args[0])),
-                hint=error.hint,
-                errno=number,
-            )
-            self._berths[rank].send(failed)
+        for rank, (_, held) in flight.held.items():
+            self._berths[rank].send(m.Failed.of(m.Refused.of(0, error), step, held.image.record.created, "disk"))

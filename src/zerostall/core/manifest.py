@@ -80,7 +80,10 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The commit of a step: every rank, once. Fields as in Record."""
+    """The commit of a step: every rank, once. Fields as in Record.
+
+    In memory of a node that is not rank 0's `ranks` are those of that node; what is written has all.
+    """
 
     run: str
     step: int

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from zerostall.core import retention
 from zerostall.core.retention import Keep, StepFacts
@@ -12,7 +13,8 @@ from zerostall.errors import CorruptError, FormatError, StorageError, ZerostallE
 from zerostall.telemetry import log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from zerostall.core.candidates import Past
     from zerostall.core.manifest import Manifest
@@ -20,11 +22,23 @@ if TYPE_CHECKING:
     from zerostall.tiers.disk import DiskTier
 
 
+class Others(Protocol):
+    """Other nodes, which write their ranks' images of the step."""
+
+    def write(self, folder: Path) -> None:
+        """Have them write into this folder."""
+
+    def wait(self) -> None:
+        """Wait until all have; raises what one has failed with."""
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """What to write: the images of all ranks of one step.
 
     Attributes:
+        images: those of this node's ranks.
+        others: those that have the rest, if there is any.
         replace: a committed step of that number may be replaced.
         aside: set these committed steps aside first: the run has left the past they belong to.
     """
@@ -34,6 +48,7 @@ class Order:
     replace: bool = False
     pin: bool = False
     aside: tuple[Past, ...] = ()
+    others: Others | None = None
 
     @property
     def step(self) -> int:
@@ -60,13 +75,36 @@ def persist(disk: DiskTier, order: Order, hold: Callable[[], None] = lambda: Non
         aside = disk.set_aside(order.aside)
         if aside:
             log.warning("%s: training went back before steps %s: they are set aside", disk.where, aside)
-        for image in order.images:
-            disk.put(image)
+        with _by_others(disk, order):
+            for image in order.images:
+                disk.put(image)
         disk.commit(order.manifest, replace=order.replace, pin=order.pin)
     except Exception as error:  # noqa: BLE001 - the images must be let go, and the trainer must hear
         disk.abandon(order.step)
         return Outcome(order.step, time.monotonic() - start, _ours(error, order, disk))
     return Outcome(order.step, time.monotonic() - start)
+
+
+@contextlib.contextmanager
+def _by_others(disk: DiskTier, order: Order) -> Iterator[None]:
+    """Have other nodes write their images meanwhile; at the end all are there, and seen from here."""
+    if order.others is None:
+        yield
+        return
+    folder = disk.draft(order.step)
+    order.others.write(folder)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(ZerostallError):
+            order.others.wait()  # what is still being written must not get into a folder of the next try
+        raise
+    order.others.wait()
+    if missing := disk.missing_draft(order.manifest):
+        raise StorageError(
+            f"step {order.step}: {missing}, though another node has written it",
+            hint="a run on several nodes needs one folder that all of them share",
+        )
 
 
 def _ours(error: Exception, order: Order, disk: DiskTier) -> ZerostallError:

@@ -197,6 +197,15 @@ class DiskTier:
         if folder != self._folder(step):
             self._staging[step] = folder
 
+    def leave(self, step: int) -> None:
+        """What was put there is the other process's to commit."""
+        self._drafts.discard(step)
+        self._staging.pop(step, None)
+
+    def missing_draft(self, manifest: Manifest) -> str:
+        """As `missing`, of a step that is not committed yet."""
+        return _missing(self._draft_folder(manifest.step), manifest)
+
     def put_record(self, record: Record) -> None:
         """Write a record once more, of an image that was put and is not committed yet."""
         folder = self._draft_folder(record.step)
@@ -208,16 +217,7 @@ class DiskTier:
         return FileBytes(self._folder(step) / names.image_file(rank), stored.record.nbytes)
 
     def missing(self, manifest: Manifest) -> str:
-        for rank in manifest.ranks:
-            path = self._folder(manifest.step) / names.image_file(rank.rank)
-            try:
-                size = path.lstat().st_size
-                path.with_name(names.record_file(rank.rank)).lstat()
-            except OSError as error:
-                return f"{error.filename or path}: {error.strerror}"
-            if size != rank.nbytes:
-                return f"{path} has {size} bytes, the manifest says {rank.nbytes}"
-        return ""
+        return _missing(self._folder(manifest.step), manifest)
 
     def run_facts(self) -> RunFacts | None:
         path = self.where / names.RUN
@@ -412,6 +412,19 @@ class DiskTier:
     def _step_folders(self) -> list[tuple[int, Path]]:
         found = ((names.parse_step(entry.name), Path(entry.path)) for entry in self._entries())
         return [(step, path) for step, path in found if step is not None]
+
+
+def _missing(folder: Path, manifest: Manifest) -> str:
+    for rank in manifest.ranks:
+        path = folder / names.image_file(rank.rank)
+        try:
+            size = path.lstat().st_size
+            path.with_name(names.record_file(rank.rank)).lstat()
+        except OSError as error:
+            return f"{error.filename or path}: {error.strerror}"
+        if size != rank.nbytes:
+            return f"{path} has {size} bytes, the manifest says {rank.nbytes}"
+    return ""
 
 
 def _committed(folder: Path) -> bool:

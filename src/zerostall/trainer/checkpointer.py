@@ -21,7 +21,7 @@ from zerostall.trainer.ear import Ear
 from zerostall.trainer.every import Every
 from zerostall.trainer.flight import Flight
 from zerostall.trainer.guard import Guard
-from zerostall.trainer.joining import agree_on_run, agree_on_terms
+from zerostall.trainer.joining import agree_on_run, agree_on_terms, link_up
 from zerostall.trainer.ledger import Ledger
 from zerostall.trainer.link import Link
 from zerostall.trainer.mappings import Mappings
@@ -151,7 +151,7 @@ class Checkpointer:
                 expected=expect_shapes,
                 world=self._world,
             )
-        agree_on_terms(self._world, self._where, self._options, run=run, rng=rng, guard=guard)
+        nodes = agree_on_terms(self._world, self._where, self._options, run=run, rng=rng, guard=guard)
         self.stats = Stats()
         self._condition = threading.Condition()
         self._shelf = Shelf(self._condition)
@@ -159,20 +159,24 @@ class Checkpointer:
         self._pace = Pace(alone=self._world.size == 1)
         self._closed = False
         self._pid = os.getpid()
-        hello = m.Hello(
-            id=0,
-            protocol=m.PROTOCOL,
-            pid=os.getpid(),
-            where=os.fsencode(str(self._where)),
-            rank=self._world.rank,
-            world=self._world.size,
-            rules=self._options.rules(self._world.patience),
-            run=run,
-            umask=umask(),
-            remote=self._options.remote_rules(),
-        )
-        with self._world.excused("Checkpointer(...)"):
-            self._link = Link(runtime_dir(), hello, Ear(self._shelf, self._ledger, self._pace, self.stats))
+
+        def connect(nodes: m.Nodes | None) -> Link:
+            hello = m.Hello(
+                id=0,
+                protocol=m.PROTOCOL,
+                pid=os.getpid(),
+                where=os.fsencode(str(self._where)),
+                rank=self._world.rank,
+                world=self._world.size,
+                rules=self._options.rules(self._world.patience),
+                run=run,
+                umask=umask(),
+                remote=self._options.remote_rules(),
+                nodes=nodes,
+            )
+            return Link(runtime_dir(), hello, Ear(self._shelf, self._ledger, self._pace, self.stats))
+
+        self._link = link_up(self._world, connect, nodes)
         try:
             self._pace.begin(agree_on_run(self._world, self._where, self._link.welcome))
         except BaseException:

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 import zerostall
+from zerostall import config
 from zerostall.config import runtime_dir
 from zerostall.core import agreement
 from zerostall.errors import CapabilityError, RankError, RunMismatchError
+from zerostall.wire.messages import Meeting, Nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from zerostall.trainer.link import Link
     from zerostall.trainer.options import Options
     from zerostall.trainer.world import World
     from zerostall.wire.messages import Welcome
@@ -24,12 +27,12 @@ if TYPE_CHECKING:
 _TERMS = dict[str, str]
 
 
-def agree_on_terms(world: World, where: Path | str, options: Options, **more: object) -> None:
-    """Make sure that every rank was told the same.
+def agree_on_terms(world: World, where: Path | str, options: Options, **more: object) -> Nodes | None:
+    """Make sure that every rank was told the same; and find out who is on this rank's node, where not all are.
 
     Raises:
         RankError: a rank differs; names it and the option.
-        CapabilityError: a rank is on another node, or has an agent of its own.
+        CapabilityError: ranks are on several nodes, and have no folder.
     """
     node = f"{socket.gethostname()}:{runtime_dir()}"
     terms = {"zerostall": zerostall.__version__, "where": repr(str(where))}
@@ -42,15 +45,48 @@ def agree_on_terms(world: World, where: Path | str, options: Options, **more: ob
         problem = agreement.difference(told)
         if problem:
             raise RankError(f"the ranks' checkpointers differ: {problem}", hint="give every rank the same options")
-        if elsewhere := [rank for rank, node in enumerate(nodes) if node != nodes[0]]:
+        elsewhere = [rank for rank, node in enumerate(nodes) if node != nodes[0]]
+        if elsewhere and isinstance(where, str):
             raise CapabilityError(
-                f"rank {elsewhere[0]} runs at {nodes[elsewhere[0]]}, rank 0 at {nodes[0]}: in this version the ranks "
-                "of a run share one node, and its agent",
-                hint="on one node, give all ranks the same ZEROSTALL_RUNTIME_DIR",
+                f"rank {elsewhere[0]} runs at {nodes[elsewhere[0]]}, rank 0 at {nodes[0]}: ranks on several nodes need "
+                f"a folder that all of them share, and {where} is none",
+                hint="give that folder, and remote= for the store; on one node, give all ranks the same "
+                "ZEROSTALL_RUNTIME_DIR",
             )
-        return b""
+        numbers: dict[str, int] = {}
+        return msgspec.json.encode([numbers.setdefault(node, len(numbers)) for node in nodes])
 
-    world.decide(msgspec.json.encode(terms | {"node": node}), decide, what="Checkpointer(...): options")
+    what = "Checkpointer(...): options"
+    node_of = msgspec.json.decode(
+        world.decide(msgspec.json.encode(terms | {"node": node}), decide, what=what), type=list[int]
+    )
+    if not any(node_of):
+        return None
+    here = tuple(rank for rank, number in enumerate(node_of) if number == node_of[world.rank])
+    return Nodes(here=here, host=config.host_for_nodes())
+
+
+def link_up(world: World, connect: Callable[[Nodes | None], Link], nodes: Nodes | None) -> Link:
+    """Connect to this node's agent. Where there are several, that of rank 0's node says where the others meet it."""
+    what = "Checkpointer(...)"
+    if nodes is None:
+        with world.excused(what):
+            return connect(None)
+    link: Link | None = None
+    if nodes.seat:
+        with world.excused(what):
+            link = connect(nodes)
+    meeting = link.welcome.meeting if link is not None else None
+    try:
+        answer = world.decide(msgspec.json.encode(meeting), lambda every: every[0], what="Checkpointer(...): nodes")
+    except BaseException:
+        if link is not None:
+            link.close()
+        raise
+    if link is not None:
+        return link
+    with world.excused(what):
+        return connect(msgspec.structs.replace(nodes, meeting=msgspec.json.decode(answer, type=Meeting)))
 
 
 class _Found(msgspec.Struct, frozen=True):

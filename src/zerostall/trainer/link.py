@@ -14,6 +14,8 @@ import weakref
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from zerostall.core import backoff
 from zerostall.errors import AgentError, WaitTimeoutError, ZerostallError
 from zerostall.telemetry import log
@@ -161,6 +163,10 @@ class Link:
             try:
                 welcome, fds = _exchange(channel, self._hello)
                 assert isinstance(welcome, m.Welcome)
+                if welcome.meeting is not None and (nodes := self._hello.nodes) is not None:
+                    # The next agent must be where other nodes know this one to be.
+                    nodes = msgspec.structs.replace(nodes, meeting=welcome.meeting)
+                    self._hello = msgspec.structs.replace(self._hello, nodes=nodes)
                 return channel, welcome, fds[0] if fds else -1
             except ClosedError:
                 channel.close()

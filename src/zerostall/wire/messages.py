@@ -16,7 +16,7 @@ import msgspec
 from zerostall import errors, telemetry
 from zerostall.core.candidates import Past
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 def plain(text: str) -> str:
@@ -70,11 +70,41 @@ class RemoteRules(msgspec.Struct, frozen=True):
         return f"<RemoteRules {self.url}>"
 
 
+class Meeting(msgspec.Struct, frozen=True):
+    """Where the agents of a run on several nodes meet, and what they prove to each other that they know."""
+
+    address: str
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"<Meeting {self.address}>"
+
+
+class Nodes(msgspec.Struct, frozen=True):
+    """That the ranks of a run are on several nodes.
+
+    Attributes:
+        here: those on this node.
+        host: this node's name or address for other nodes.
+        meeting: at the agent of rank 0's node. Its own trainers know it once they were welcomed.
+    """
+
+    here: tuple[int, ...]
+    host: str
+    meeting: Meeting | None = None
+
+    @property
+    def seat(self) -> bool:
+        """Is this the node that the others come to?"""
+        return 0 in self.here
+
+
 class Hello(Message, frozen=True):
     """The first message of a trainer: which rank of which run it is, and its umask, for what is written for it.
 
     Attributes:
         where: a folder's path; or a URL, where the run has no disk: that is `remote`'s, too.
+        nodes: None where all ranks are on this one.
     """
 
     id: int
@@ -87,6 +117,7 @@ class Hello(Message, frozen=True):
     run: str | None = None
     umask: int | None = None
     remote: RemoteRules | None = None
+    nodes: Nodes | None = None
 
 
 class Lease(Message, frozen=True):
@@ -277,6 +308,7 @@ class Welcome(Message, frozen=True):
     Attributes:
         epoch: the newest that the agent knows of.
         memory: what this rank's trainer before was lent and the agent still holds.
+        meeting: where other nodes' agents meet this one, if they do.
     """
 
     id: int
@@ -285,6 +317,7 @@ class Welcome(Message, frozen=True):
     steps: tuple[int, ...]
     epoch: int = 0
     memory: Lent | None = None
+    meeting: Meeting | None = None
 
 
 class Leased(Message, frozen=True):
@@ -448,6 +481,11 @@ class Failed(Message, frozen=True):
     message: str
     hint: str = ""
     errno: int | None = None
+
+    @classmethod
+    def of(cls, refused: Refused, step: int, created: float, tier: str) -> Failed:
+        """What was refused, of a step on its way to `tier`."""
+        return cls(step, created, tier, refused.kind, refused.message, refused.hint, refused.errno)
 
 
 class Replaced(Message, frozen=True):

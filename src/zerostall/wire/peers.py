@@ -7,6 +7,7 @@ is not encrypted; every chunk is checked against its checksum in the record by w
     → Pull   ← Coming, then the chunks from `start` on      or Absent
     → Offer  ← Noted                                        what a rank's home has: the other side fetches what it
     lacks
+    → Enter  ← Entered                                      an agent of the same run; they go on as `wire.nodes` says
 """
 
 from __future__ import annotations
@@ -88,7 +89,17 @@ class Noted(PeerMessage, frozen=True):
     pass
 
 
-AnyMessage = Hail | Proof | Pull | Coming | Absent | Offer | Noted
+class Enter(PeerMessage, frozen=True):
+    """This node has ranks of the run whose agent listens here."""
+
+
+class Entered(PeerMessage, frozen=True):
+    """The facts of the run, as `run.json` has them. What follows on the connection is of `wire.nodes`."""
+
+    facts: bytes
+
+
+AnyMessage = Hail | Proof | Pull | Coming | Absent | Offer | Noted | Enter | Entered
 
 
 class PeerError(AgentError):
@@ -151,6 +162,10 @@ class PeerChannel:
         """End the conversation; whoever waits for the other side wakes up. Any thread."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def detach(self) -> socket.socket:
+        """The connection for another conversation; this one is over. Nothing of what comes next was read."""
+        return self._socket
 
     def close(self) -> None:
         self._socket.close()

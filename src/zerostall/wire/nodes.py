@@ -1,0 +1,166 @@
+"""What the agents of one run say to each other when its ranks are on several nodes.
+
+The agent of rank 0's node is the *seat*: it keeps the roll call, says which saves are clean, and commits steps to the
+folder that all nodes share. The others are *outposts*: each has one connection to the seat (see `wire.peers` for how
+it begins) and says on it what its ranks say. Everything here is an event; nothing is answered.
+
+    outpost → seat   Here  Sealed  Passed  Revoked  Began  Found  Lost  Promise  Plan  Written
+    seat → outpost   Clean  Verdict  Awaiting  Plan  Keep  Write  Stored  ToRank
+"""
+
+from __future__ import annotations
+
+from zerostall.core.candidates import Past  # noqa: TC001 - msgspec reads its fields' types at run time
+from zerostall.core.manifest import RankFacts  # noqa: TC001
+from zerostall.core.roll import Save, Spoiled  # noqa: TC001
+from zerostall.wire.messages import Failed, Message, Plan, Reached, Refused
+
+# ----------------------------------------------------------------------------------------------- outpost → seat
+
+
+class Here(Message, frozen=True):
+    """The first message: the ranks of this node, and those of them whose trainer is there."""
+
+    world: int
+    ranks: tuple[int, ...]
+    trains: tuple[int, ...]
+
+
+class Sealed(Message, frozen=True):
+    """A rank's image is whole, in memory of this node.
+
+    Attributes:
+        facts: what the manifest will say of it.
+        created: when this rank saved it.
+        promise, replace, pin, aside: as in `messages.Sealed`.
+    """
+
+    save: Save
+    facts: RankFacts
+    created: float
+    promise: bool = False
+    replace: bool = False
+    pin: bool = False
+    aside: tuple[Past, ...] = ()
+
+
+class Passed(Message, frozen=True):
+    """A rank goes on without that save; fields as in `messages.Passed`."""
+
+    rank: int
+    save: Save
+    reason: str
+    skipped: bool
+
+
+class Revoked(Message, frozen=True):
+    """A rank's image is dirty after all.
+
+    Attributes:
+        save: None where it is in memory no longer.
+    """
+
+    rank: int
+    save: Save | None
+    past: Past
+    reason: str
+
+
+class Began(Message, frozen=True):
+    """A rank has agreed with all others where to go on from."""
+
+    rank: int
+    epoch: int
+
+
+class Found(Message, frozen=True):
+    """A rank's trainer is there."""
+
+    rank: int
+
+
+class Lost(Message, frozen=True):
+    """A rank's trainer is gone."""
+
+    rank: int
+    reason: str
+
+
+class Promise(Message, frozen=True):
+    """A rank waits for its image in `tier`.
+
+    Attributes:
+        save: None where it is in memory no longer.
+    """
+
+    rank: int
+    past: Past
+    save: Save | None
+    tier: str
+
+
+class Written(Message, frozen=True):
+    """The images of this node's ranks are in the folder that `Write` named; or they are not, and why."""
+
+    save: Save
+    failure: Refused | None = None
+
+
+# ----------------------------------------------------------------------------------------------- seat → outpost
+
+
+class Clean(Message, frozen=True):
+    """Every rank has sealed the save.
+
+    Attributes:
+        created: when rank 0 saved it, which is how all call it.
+    """
+
+    save: Save
+    created: float
+    metric: float | None = None
+
+
+class Verdict(Message, frozen=True):
+    """Saves that can never be clean; and, unless it is 0, the step before which all skip."""
+
+    spoiled: tuple[Spoiled, ...] = ()
+    hold: int = 0
+
+
+class Awaiting(Message, frozen=True):
+    """A save is not clean yet: these ranks have said nothing of it."""
+
+    save: Save
+    ranks: tuple[int, ...]
+
+
+class Keep(Message, frozen=True):
+    """The save goes to disk next: its images stay until `Stored`."""
+
+    save: Save
+
+
+class Write(Message, frozen=True):
+    """Write the images of the save into this folder, one of those below the run's."""
+
+    save: Save
+    folder: str
+
+
+class Stored(Message, frozen=True):
+    """The save is committed on disk; or it is not, and why."""
+
+    save: Save
+    failure: Refused | None = None
+
+
+class ToRank(Message, frozen=True):
+    """What a rank that waits for an image of its own is to hear."""
+
+    rank: int
+    message: Reached | Failed
+
+
+FromOutpost = Here | Sealed | Passed | Revoked | Began | Found | Lost | Promise | Plan | Written
+FromSeat = Clean | Verdict | Awaiting | Plan | Keep | Write | Stored | ToRank
