@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.machine import ROOT
+from benchmarks.peers.contract import Training
 
 # Examples are scripts, not a package.
 sys.path.insert(0, str(ROOT / "examples" / "gpt"))
@@ -33,7 +34,7 @@ def gpt(*, width: int, layers: int, batch: int, context: int) -> Job:
     return job
 
 
-def state_bytes(job: Job) -> int:
+def state_bytes(job: Training) -> int:
     """Bytes of weights and optimizer state."""
     tensors = [*job.model.parameters()]
     for state in job.optimizer.state.values():

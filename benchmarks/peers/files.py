@@ -100,8 +100,8 @@ class DcpStager(DcpDefault):
         # Pinned memory and non-blocking copies need an accelerator; shared memory is only for its process writer.
         gpu = torch.accelerator.is_available()
         self._stager = DefaultStager(StagingOptions(gpu, False, True, gpu))
-        if torch.__version__.startswith("2.11"):  # it closes itself after a save there, and that fails
-            self._stager._state_dict_stager.close = lambda: None
+        if torch.__version__.startswith("2.11"):  # there a save closes it, which also fails
+            self._stager.close = self._stager._state_dict_stager.close = lambda: None
         self._saving = None
 
     def save(self, step: int) -> None:
@@ -127,4 +127,4 @@ class DcpStager(DcpDefault):
             self._saving = None
 
     def close(self) -> None:
-        self._stager.close()
+        type(self._stager).close(self._stager)

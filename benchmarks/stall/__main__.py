@@ -165,10 +165,10 @@ def run_child(job: dict[str, object], seconds: float) -> str:
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
             return f"took longer than {seconds:.0f} s"
+    said = log.read_text(errors="replace").strip().splitlines()
+    print("\n".join(said[-(25 if code else 6) :]), file=sys.stderr, flush=True)
     if code == 0:
         return ""
-    said = log.read_text(errors="replace").strip().splitlines()
-    print("\n".join(said[-25:]), file=sys.stderr, flush=True)
     reason = next((line for line in reversed(said) if "Error" in line or "error" in line), said[-1] if said else "")
     return f"exit code {code}: {reason.strip()[:300]}"
 

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -61,7 +62,7 @@ class Step:
     guarded: float
     updated: float
     end: float
-    device: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    device: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
     drained: float = 0.0
 
 
@@ -88,13 +89,14 @@ class Clock:
         event.record()
         return event
 
-    def seconds(self, mark: object) -> float:
+    def seconds(self, marks: list[object]) -> tuple[float, ...]:
         """When the device came by, on the same scale as `now`."""
-        if isinstance(mark, torch.cuda.Event):
-            assert isinstance(self._zero, torch.cuda.Event)
-            return self._zero.elapsed_time(mark) / 1e3
-        assert isinstance(mark, float)
-        return mark - self._zero_cpu
+        if not self.gpu:
+            return tuple(cast("float", mark) - self._zero_cpu for mark in marks)
+        zero, first, *others = cast("list[torch.cuda.Event]", [self._zero, *marks])
+        begin = zero.elapsed_time(first) / 1e3
+        # Events tell milliseconds in 24 bits: from the first one only, or the microseconds are lost.
+        return begin, *(begin + first.elapsed_time(other) / 1e3 for other in others)
 
 
 class Loop:
@@ -165,8 +167,7 @@ class Loop:
         """The steps with the times of their marks; the device has come by all of them."""
         self.clock.synchronize()
         for step, marks in steps:
-            begin, ready, guarded, updated = (self.clock.seconds(mark) for mark in marks)
-            step.device = (begin, ready, guarded, updated)
+            step.device = self.clock.seconds(marks)
         return [step for step, _ in steps]
 
     def run(self, steps: int) -> float:

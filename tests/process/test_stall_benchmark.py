@@ -1,4 +1,4 @@
-"""The GPU benchmark runs from its first process to its report; on the CPU, with a small model."""
+"""The GPU benchmarks run from their first process to their reports; on the CPU, with a small model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from benchmarks.machine import ROOT
 
 
-def stall(*arguments: object, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.stall", *map(str, arguments)]
+def bench(name: str, *arguments: object, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", "-m", f"benchmarks.{name}", *map(str, arguments)]
     environment = {**environment, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400)
 
@@ -23,7 +23,7 @@ def test_it_measures_and_reports(tmp_path: Path, agent_environment: dict[str, st
     pytest.importorskip("matplotlib")
     raw = tmp_path / "raw.json"
     ran = ["--device", "cpu", "--models", "tiny", "--systems", "none,torch.save,overlap,nvrx", "--minutes", 30]
-    done = stall("run", *ran, "--folder", tmp_path, "--out", raw, environment=agent_environment)
+    done = bench("stall", "run", *ran, "--folder", tmp_path, "--out", raw, environment=agent_environment)
     assert done.returncode == 0, done.stderr
     facts = json.loads(raw.read_text())
     found = {one["peer"]: one for one in facts["subjects"]}
@@ -33,7 +33,7 @@ def test_it_measures_and_reports(tmp_path: Path, agent_environment: dict[str, st
     assert [one["failure"] for one in found.values()] == ["", "", ""], done.stderr
     assert found["overlap"]["correct"] == found["torch.save"]["correct"] == "bit for bit"
     assert all(outcome["bare"] and outcome["saves"] for outcome in found["overlap"]["outcomes"])
-    done = stall("report", raw, environment=agent_environment)
+    done = bench("stall", "report", raw, environment=agent_environment)
     assert done.returncode == 0, done.stderr
     written = {path.suffixes[-1] for path in map(Path, done.stdout.split())}
     assert written == {".md", ".png", ".json"}
@@ -41,3 +41,14 @@ def test_it_measures_and_reports(tmp_path: Path, agent_environment: dict[str, st
     assert "**zerostall** (overlap)" in page and "bit for bit" in page and "- NVRx, tiny: exit code" in page
     trace = json.loads((tmp_path / "raw.trace.json").read_text())["traceEvents"]
     assert {"save", "update", "drain"} <= {event["name"] for event in trace}
+
+
+@pytest.mark.timeout(600)
+def test_a_killed_trainer_comes_back(tmp_path: Path, agent_environment: dict[str, str]) -> None:
+    ran = ["--model", "tiny", "--device", "cpu", "--steps", 4, "--folder", tmp_path, "--results", tmp_path]
+    done = bench("recovery", *ran, environment=agent_environment)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads((tmp_path / "recovery.json").read_text())
+    assert facts["goals"]["the state is that of the save, bit for bit"] == "yes"
+    assert facts["goals"]["out of host memory"] == "host"
+    assert [row[0] for row in facts["rows"]][-1] == "first step finished"
