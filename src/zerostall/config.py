@@ -17,7 +17,7 @@ ZEROSTALL_RANKS_PATIENCE seconds without a sign of life after which one rank giv
 
 Of an agent that belongs to a cluster:
 
-ZEROSTALL_MANAGER        the manager's URL; without it an agent is on its own
+ZEROSTALL_MANAGER        the manager's URL, or those of several with commas; without it an agent is on its own
 ZEROSTALL_TOKEN_FILE     the cluster's secret (default: ~/.config/zerostall/token)
 ZEROSTALL_NODE           the node's name (default: the host name)
 ZEROSTALL_LABELS         its failure domains, such as rack=r7,leaf=sw3
@@ -173,7 +173,7 @@ class MemberSettings:
     """What makes an agent part of a cluster.
 
     Attributes:
-        manager: the manager's URL, without a slash at its end.
+        manager: the manager's URL, without a slash at its end; with commas between several.
         token_file: the cluster's secret.
         node, labels: the node's name and failure domains.
         peer: address for other agents, "" for none.
@@ -197,8 +197,8 @@ class MemberSettings:
         manager = os.environ.get("ZEROSTALL_MANAGER", "").rstrip("/")
         if not manager:
             return None
-        if not re.match(r"https?://[^/]+$", manager):
-            raise ValueError(f"ZEROSTALL_MANAGER={manager!r} is not a URL such as http://10.0.0.1:7077")
+        if not all(re.match(r"https?://[^/]+$", url) for url in manager.split(",")):
+            raise ValueError(f"ZEROSTALL_MANAGER={manager!r} is not a URL such as http://10.0.0.1:7077, or several")
         budget = os.environ.get("ZEROSTALL_REPLICA_BUDGET")
         rate = os.environ.get("ZEROSTALL_REPLICA_RATE")
         authorities = os.environ.get("ZEROSTALL_MANAGER_CA")

@@ -22,6 +22,10 @@ def manager(
     state: Annotated[
         Path | None, typer.Option(help="folder of its file", show_default="~/.local/state/zerostall")
     ] = None,
+    store: Annotated[
+        str | None, typer.Option(help="etcd://host:2379,host:2379: for several managers, of which one leads")
+    ] = None,
+    store_ca: Annotated[Path | None, typer.Option(help="certificates to check those of etcds:// by")] = None,
     token_file: Annotated[
         Path | None,
         typer.Option(help="the cluster's secret, made if missing", show_default="~/.config/zerostall/token"),
@@ -36,6 +40,7 @@ def manager(
     """Watch the cluster: who is there, which steps are clean, where copies go. Serves a dashboard."""
     try:
         from zerostall.manager import process
+        from zerostall.manager.etcd import Place
         from zerostall.manager.settings import ManagerSettings, state_folder
     except ImportError as error:
         raise CapabilityError(
@@ -50,6 +55,8 @@ def manager(
         copies=copies,
         certificate=certificate,
         key=key,
+        store=Place.parse(store) if store else None,
+        store_authorities=store_ca,
     )
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     scheme = "https" if certificate else "http"

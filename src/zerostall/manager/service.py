@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -19,8 +20,9 @@ from zerostall.wire import cluster as w
 from zerostall.wire import token
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
+    from zerostall.manager.etcd_store import EtcdStore
     from zerostall.manager.settings import ManagerSettings
     from zerostall.manager.store import Store
 
@@ -31,6 +33,7 @@ _BODY_SECONDS = 10.0
 _JSON = "application/json"
 _STATUS = {
     "token": 401,
+    "standby": 503,
     "unknown": 404,
     "taken": 409,
     "fenced": 409,
@@ -46,7 +49,9 @@ Message = TypeVar("Message", bound=msgspec.Struct)
 class Service:
     """One manager in this process. Everything but storing and placing happens on the loop that runs `serve`."""
 
-    def __init__(self, settings: ManagerSettings, store: Store, secret: str) -> None:
+    def __init__(
+        self, settings: ManagerSettings, store: Store | EtcdStore, secret: str, leads: Callable[[], bool] = lambda: True
+    ) -> None:
         self.control = Control(settings.patience, store.load())
         self._store = store
         self._secret = secret
@@ -55,7 +60,7 @@ class Service:
         self._took: deque[float] = deque(maxlen=4096)
         self._storing = asyncio.Lock()
         self._shown: tuple[float, bytes] = (0.0, b"")
-        self.app = self._routes()
+        self.app = self._routes(leads)
 
     async def serve(self, ready: Callable[[int], None] = lambda _: None) -> None:
         """Serve until cancelled; `ready` is told the port.
@@ -63,18 +68,12 @@ class Service:
         Raises:
             OSError: the address is taken or not this machine's.
         """
-        runner = web.AppRunner(self.app, access_log=None, handle_signals=False, keepalive_timeout=75.0)
-        await runner.setup()
-        site = web.TCPSite(
-            runner, self._settings.host, self._settings.port, ssl_context=self._settings.tls(), backlog=4096
-        )
-        try:
-            await site.start()
-            ready(runner.addresses[0][1])
-            await self._tick_for_ever()
-        finally:
-            await runner.cleanup()
-            await self._save()
+        async with _listening(self.app, self._settings) as port:
+            try:
+                ready(port)
+                await self._tick_for_ever()
+            finally:
+                await self._save()
 
     # ---------------------------------------------------------------------------------------------------- ticks
 
@@ -122,8 +121,8 @@ class Service:
 
     # --------------------------------------------------------------------------------------------------- routes
 
-    def _routes(self) -> web.Application:
-        app = web.Application(client_max_size=w.MOST_BYTES, middlewares=[_guarded(self._secret)])
+    def _routes(self, leads: Callable[[], bool]) -> web.Application:
+        app = web.Application(client_max_size=w.MOST_BYTES, middlewares=[_guarded(self._secret, leads)])
         app.add_routes(
             [
                 web.post(f"{w.PREFIX}/join", self._join),
@@ -183,6 +182,29 @@ class Service:
         return msgspec.json.decode(body, type=kind)
 
 
+@asynccontextmanager
+async def stand_by(settings: ManagerSettings, secret: str) -> AsyncIterator[int]:
+    """Meanwhile everybody is told that another manager serves; the port that was taken.
+
+    Raises:
+        OSError: the address is taken or not this machine's.
+    """
+    app = web.Application(middlewares=[_guarded(secret, lambda: False)])
+    async with _listening(app, settings) as port:
+        yield port
+
+
+@asynccontextmanager
+async def _listening(app: web.Application, settings: ManagerSettings) -> AsyncIterator[int]:
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, keepalive_timeout=75.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, settings.host, settings.port, ssl_context=settings.tls(), backlog=4096).start()
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
 def _answer(message: msgspec.Struct) -> web.Response:
     status = _STATUS.get(message.kind, 400) if isinstance(message, w.Refusal) else 200
     return web.Response(body=msgspec.json.encode(message), status=status, content_type=_JSON)
@@ -192,7 +214,7 @@ _OPEN = ("/", "/healthz")
 """What may be had without the token: the empty page, and whether anybody is there."""
 
 
-def _guarded(secret: str):
+def _guarded(secret: str, leads: Callable[[], bool]):
     """Let in who knows the token, and turn whatever goes wrong into a refusal that gives nothing away."""
     strangers = 0
 
@@ -208,6 +230,8 @@ def _guarded(secret: str):
                 if strangers & (strangers - 1) == 0:  # the 1st, 2nd, 4th, 8th: seen without flooding the log
                     log.warning("%d requests without the token so far, the last from %s", strangers, request.remote)
                 return _answer(w.Refusal("token", "no such token"))
+            if not leads():
+                return _answer(w.Refusal("standby", "another manager leads: ask that one"))
         try:
             return await handler(request)
         except web.HTTPRequestEntityTooLarge:

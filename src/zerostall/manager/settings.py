@@ -7,9 +7,13 @@ import ssl
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zerostall.core.cluster import Patience
 from zerostall.errors import CapabilityError
+
+if TYPE_CHECKING:
+    from zerostall.manager.etcd import Place
 
 PORT = 7077
 
@@ -17,7 +21,9 @@ PORT = 7077
 @dataclass(frozen=True, slots=True)
 class ManagerSettings:
     """Attributes:
-    state: folder of its SQLite file.
+    state: folder of its SQLite file, where no store is given.
+    store: etcd, for several managers of which one leads; None for one manager.
+    store_authorities: certificates to check etcd's by; None for the system's.
     token_file: the cluster's secret; made where there is none.
     host, port: where it listens; port 0 takes a free one.
     patience: how long nodes may be silent.
@@ -33,6 +39,8 @@ class ManagerSettings:
     copies: int = 1
     certificate: Path | None = None
     key: Path | None = None
+    store: Place | None = None
+    store_authorities: Path | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 1 << 16:

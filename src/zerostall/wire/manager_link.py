@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import ssl
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
@@ -21,18 +22,23 @@ MOST_BYTES = 256 << 20  # of an answer: the state of thousands of nodes fits
 
 
 class ManagerLink:
-    """For one thread. Connects when it is first used, and again when the manager was restarted."""
+    """For one thread. Connects when it is first used, and again when the manager was restarted.
+
+    `url` may name several managers, with commas between them: the one that leads is found.
+    """
 
     def __init__(self, url: str, secret: str, *, timeout: float, authorities: Path | None = None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.rstrip("/"):
-            raise ValueError(f"{url!r} is not a manager's URL such as http://10.0.0.1:7077")
-        self.url = url
-        self._host, self._port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 7077)
-        self._tls = _tls(authorities) if parts.scheme == "https" else None
+        self._places = [_place(each) for each in url.split(",")]
+        self._at = 0
+        self._tls = _tls(authorities) if any(place.secure for place in self._places) else None
         self._headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
         self._timeout = timeout
         self._connection: http.client.HTTPConnection | None = None
+
+    @property
+    def url(self) -> str:
+        """Of the manager that is asked now."""
+        return self._places[self._at].url
 
     def post(self, path: str, message: msgspec.Struct, kind: type[Answer]) -> Answer:
         """Send a message and wait for its answer.
@@ -52,6 +58,17 @@ class ManagerLink:
             self._connection = None
 
     def _ask(self, method: str, path: str, body: bytes | None) -> bytes:
+        for others in reversed(range(len(self._places))):
+            try:
+                return self._ask_this_one(method, path, body)
+            except ManagerError as error:
+                if error.kind not in ("", "standby") or not others:
+                    raise
+                self.close()
+                self._at = (self._at + 1) % len(self._places)
+        raise AssertionError("there is at least one manager")
+
+    def _ask_this_one(self, method: str, path: str, body: bytes | None) -> bytes:
         again = self._connection is not None  # a kept connection may have been closed meanwhile; a fresh one has not
         while True:
             try:
@@ -76,10 +93,11 @@ class ManagerLink:
 
     def _once(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         if self._connection is None:
+            place = self._places[self._at]
             self._connection = (
-                http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout, context=self._tls)
-                if self._tls
-                else http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
+                http.client.HTTPSConnection(place.host, place.port, timeout=self._timeout, context=self._tls)
+                if place.secure
+                else http.client.HTTPConnection(place.host, place.port, timeout=self._timeout)
             )
         self._connection.request(method, path, body, self._headers)
         response = self._connection.getresponse()
@@ -96,6 +114,22 @@ class ManagerLink:
 
     def _unreachable(self, error: Exception) -> ManagerError:
         return ManagerError(f"the manager at {self.url} cannot be reached: {error}", hint="start `zerostall manager`")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    url: str
+    host: str
+    port: int
+    secure: bool
+
+
+def _place(url: str) -> _Place:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.rstrip("/"):
+        raise ValueError(f"{url!r} is not a manager's URL such as http://10.0.0.1:7077")
+    secure = parts.scheme == "https"
+    return _Place(url, parts.hostname, parts.port or (443 if secure else 7077), secure)
 
 
 def _tls(authorities: Path | None) -> ssl.SSLContext:
