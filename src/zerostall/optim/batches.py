@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from zerostall.optim.lists import Lists, local
-from zerostall.optim.tables import INTERPRETED, Table
+from zerostall.optim.tables import GRADIENT, INTERPRETED, KEPT, MOMENTS, PARAMETER, STEP, Table
 from zerostall.telemetry import say_once
 
 if TYPE_CHECKING:
@@ -33,87 +33,94 @@ class Kind:
 
 
 class Batch:
-    """The tensors of one launch, the same ones from step to step but for the gradients.
-
-    The table's columns: sizes, parameters, gradients, where parameters are kept, steps, and for each kind of moment
-    where it is read and where it is written.
-    """
+    """The tensors of one launch, the same ones from step to step but for the gradients."""
 
     def __init__(self, kind: Kind, places: list[int], lists: Lists) -> None:
         mine = lists.pick(places)
         self.kind = kind
-        self.places = places
         self.parameters = list(map(local, mine.parameters))
         self.moments = [list(map(local, tensors)) for tensors in mine.moments]
-        self.steps = list(map(local, mine.steps))
         self.table = Table(kind.device, [parameter.numel() for parameter in self.parameters])
-        written = chain(mine.parameters, mine.all_moments(), self.parameters, *self.moments)
-        self._written = list({id(tensor): tensor for tensor in written}.values())
+        self._places = places
+        self._all = len(places) == len(lists.parameters)
+        self._tensors = [*self.parameters, *map(local, mine.steps), *chain.from_iterable(self.moments)]
+        self._straight = all(map(torch.Tensor.is_contiguous, self.parameters))
+        self._addresses: list[int] = []
+        self._apart = False  # whether somewhere the table has a kept parameter, or a moment read elsewhere
+        changed = chain(mine.parameters, mine.steps, mine.all_moments(), self._tensors)
+        self._changed = list({id(tensor): tensor for tensor in changed}.values())
 
-    def point(self, lists: Lists, turn: Turn) -> list[tuple[Tensor, Tensor]]:
+    def still(self, lists: Lists) -> bool:
+        """Whether this is still a batch. Tensors may have moved, but not become others in type or in memory's order."""
+        if _addresses(self._tensors) != self._addresses:
+            self._addresses = []
+            return all(_kind(lists, place) == self.kind for place in self._places)
+        return True
+
+    def point(self, gradients: list[Tensor], turn: Turn) -> list[tuple[Tensor, Tensor]]:
         """Bring the table up to date for a step that flips and keeps as `turn` says.
+
+        Args:
+            gradients: of all tensors of the group.
 
         Returns:
             Gradients that do not lie in memory as their parameters do, with copies that do; the kernel takes these.
         """
-        gradients: list[int] = []
+        mine = gradients if self._all else [gradients[place] for place in self._places]
         copies: list[tuple[Tensor, Tensor]] = []
-        for place, parameter in zip(self.places, self.parameters, strict=True):
-            gradient = local(lists.gradients[place])
-            if gradient.stride() != parameter.stride():
-                straight = torch.empty_like(parameter, dtype=gradient.dtype, requires_grad=False).copy_(gradient)
-                copies.append((gradient, straight))
-                gradient = straight
-            gradients.append(gradient.data_ptr())
-        nowhere = [0] * self.table.rows
-        kept = [turn.kept.get(one) for one in self.parameters] if turn.kept else []
-        columns = [
-            _addresses(self.parameters),
-            gradients,
-            [aside.data_ptr() if aside is not None else 0 for aside in kept] or nowhere,
-            _addresses(self.steps) or nowhere,
-        ]
-        for tensors in self.moments:
-            into = _addresses(tensors)
-            left = [turn.flipped.get(one, one) for one in tensors] if turn.flipped else []
-            columns += [_addresses(left) or into, into]
-        self.table.point(columns)
+        if not (self._straight and all(map(torch.Tensor.is_contiguous, mine))):
+            mine = [self._ordered(parameter, one, copies) for parameter, one in zip(self.parameters, mine, strict=True)]
+        self.table.put(GRADIENT, _addresses(mine))
+        apart = bool(turn.flipped or turn.kept)
+        if apart or self._apart or not self._addresses:
+            self._addresses = _addresses(self._tensors)
+            self._point_at_state(turn)
+            self._apart = apart
+        self.table.upload()
         return copies
+
+    @staticmethod
+    def _ordered(parameter: Tensor, gradient: Tensor, copies: list[tuple[Tensor, Tensor]]) -> Tensor:
+        if gradient.stride() == parameter.stride():
+            return gradient
+        copy = torch.empty_like(parameter, dtype=gradient.dtype, requires_grad=False).copy_(gradient)
+        copies.append((gradient, copy))
+        return copy
+
+    def _point_at_state(self, turn: Turn) -> None:
+        rows, table = self.table.rows, self.table
+        table.put(PARAMETER, self._addresses[:rows])
+        kept = [turn.kept.get(one) for one in self.parameters] if turn.kept else []
+        table.put(KEPT, [aside.data_ptr() if aside is not None else 0 for aside in kept] or [0] * rows)
+        at = len(self._tensors) - rows * len(self.moments)
+        if at > rows:
+            table.put(STEP, self._addresses[rows:at])
+        for number, tensors in enumerate(self.moments):
+            into = self._addresses[at : at + rows]
+            left = [turn.flipped.get(one, one) for one in tensors] if turn.flipped else []
+            table.put(MOMENTS + 2 * number, _addresses(left) or into)
+            table.put(MOMENTS + 2 * number + 1, into)
+            at += rows
 
     def written(self, turn: Turn) -> None:
         """Tell the turn, and torch, which counts only the changes that its own operations make."""
         for tensors, waiting in ((self.parameters, turn.kept), *((one, turn.flipped) for one in self.moments)):
             for tensor in tensors if waiting else ():
                 waiting.pop(tensor, None)
-        torch.autograd.graph.increment_version(self._written)
+        torch.autograd.graph.increment_version(self._changed)
 
 
-class Batches:
-    """Of one optimizer. They are remembered, and sorted anew when a group's tensors are others."""
-
-    def __init__(self) -> None:
-        self._sorted: dict[int, tuple[list[int], list[Batch], list[int]]] = {}
-
-    def of(self, group: int, lists: Lists) -> tuple[list[Batch], Lists]:
-        """The batches of a group's tensors, and those that no kernel can take."""
-        if not lists.parameters:
-            return [], lists
-        # The batches keep their tensors alive, so that no other can come to have the same id.
-        identity = [*map(id, chain(lists.parameters, lists.all_moments(), lists.steps))]
-        identity += [id(gradient.dtype) for gradient in lists.gradients]
-        known = self._sorted.get(group)
-        if known is None or known[0] != identity:
-            known = self._sorted[group] = (identity, *_sort(lists))
-        return known[1], lists.pick(known[2]) if known[2] else Lists()
-
-
-def _sort(lists: Lists) -> tuple[list[Batch], list[int]]:
-    kinds: dict[Kind, list[int]] = {}
+def sort(lists: Lists) -> tuple[list[Batch], list[int]]:
+    """The batches of a group's tensors, and the places of those that no kernel can take."""
+    places: dict[Kind, list[int]] = {}
     rest: list[int] = []
     for place in range(len(lists.parameters)):
         kind = _kind(lists, place)
-        (rest if kind is None else kinds.setdefault(kind, [])).append(place)
-    return [Batch(kind, places, lists) for kind, places in kinds.items()], rest
+        if kind is None:
+            rest.append(place)
+        else:
+            places.setdefault(kind, []).append(place)
+    return [Batch(kind, mine, lists) for kind, mine in places.items()], rest
 
 
 def split(lists: Lists) -> tuple[Lists, Lists]:

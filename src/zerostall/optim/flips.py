@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from zerostall.optim.lists import local
 from zerostall.telemetry import say_once
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from zerostall.core.reading import Claim, Reader
+    from zerostall.optim.lists import Lists
 
 
 @dataclass(slots=True)
@@ -86,15 +88,15 @@ class Flips:
         self._spares = {}
 
     @contextlib.contextmanager
-    def turn(self, moments: Iterable[Tensor], parameters: Iterable[Tensor]) -> Iterator[Turn]:
-        """Wrap the updates of one step; those tensors, and no others, may be flipped or kept."""
+    def turn(self, groups: Iterable[Lists]) -> Iterator[Turn]:
+        """Wrap the updates of one step. Only moments of these groups may be flipped, only their parameters kept."""
         turn = Turn()
         reader = self.reader
         pending = reader.pending() if reader is not None else None
         if reader is None or pending is None:
             yield turn
             return
-        chosen = self._choose(pending, moments, parameters) if pending else []
+        chosen = self._choose(pending, list(groups)) if pending else []
         claim = reader.claim(
             [(place, tensor.data) for place, tensor, _, moves in chosen if moves],
             [(place, spare.memory) for place, _, spare, moves in chosen if not moves],
@@ -114,13 +116,14 @@ class Flips:
             claim.release()
 
     def _choose(
-        self, pending: Mapping[tuple[int, int], int], moments: Iterable[Tensor], parameters: Iterable[Tensor]
+        self, pending: Mapping[tuple[int, int], int], groups: Iterable[Lists]
     ) -> list[tuple[int, Tensor, Spare, bool]]:
         """The tensors that are read last, as far as there is memory: place, tensor, other memory, whether it moves."""
         found = [
             (place, tensor, moves)
-            for tensors, moves in ((moments, True), (parameters, False))
-            for tensor in tensors
+            for lists in groups
+            for tensors, moves in ((lists.all_moments(), True), (lists.parameters, False))
+            for tensor in map(local, tensors)
             if (place := pending.get((tensor.data_ptr(), tensor.nbytes))) is not None
         ]
         found.sort(key=lambda one: one[0], reverse=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Lists:
 
 def local(tensor: Tensor) -> Tensor:
     """The part of a DTensor that is here; any other tensor itself."""
-    if type(tensor) in _PLAIN:
+    if type(tensor) in PLAIN:
         return tensor
     # Not to_local(), which makes a new tensor at each call where this is a parameter.
     inner = getattr(tensor, "_local_tensor", None)

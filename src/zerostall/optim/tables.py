@@ -11,56 +11,68 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-BLOCK = 4096
-"""Elements that a program updates."""
+TILE = 1024
+"""Elements that a program updates at a time."""
+
+_MOST_TILES = 32
+_ENOUGH_PROGRAMS = 4096
+
+WIDTH = 16
+"""Numbers of a row: what a kernel asks of one tensor lies in one line of its cache."""
+
+SIZE, PARAMETER, GRADIENT, KEPT, STEP, MOMENTS = range(6)
+"""What they are: the number of elements, addresses, and from MOMENTS on of each moment where it is read and where it is
+written. 0 is nowhere."""
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether Triton's interpreter runs the kernels, on tensors in host memory."""
 
 
 class Table:
-    """Of the tensors of one launch: a column of numbers for each thing that a kernel wants to know of them.
+    """Of the tensors of one launch: a row of numbers for each.
 
     Attributes:
         rows: how many tensors.
         programs: how many programs to launch.
-        owner: of each program, whose block it updates.
-        first: which of its blocks.
-        columns: one after another, int64 on the device; the numbers of elements come first.
-        aligned: whether all addresses are multiples of 16.
+        tiles: how many tiles one updates at most.
+        work: of each program its row, times 2**32, and which share of it.
+        columns: all rows, int64 on the device.
     """
 
     def __init__(self, device: torch.device, sizes: Sequence[int]) -> None:
-        counts = torch.tensor([(size + BLOCK - 1) // BLOCK for size in sizes])
-        starts = counts.cumsum(0) - counts
-        owner = torch.repeat_interleave(torch.arange(len(sizes)), counts)
         self.rows = len(sizes)
-        self.programs = len(owner)
-        self.owner = owner.to(device=device, dtype=torch.int32)
-        self.first = (torch.arange(self.programs) - starts[owner]).to(device=device, dtype=torch.int32)
-        self.columns = torch.empty(0, dtype=torch.int64, device=device)
-        self.aligned = False
-        self._sizes = list(sizes)
-        self._addresses: list[list[int]] = []
+        self.tiles = min(max(sum(sizes) // (TILE * _ENOUGH_PROGRAMS), 1), _MOST_TILES)
+        share = TILE * self.tiles
+        counts = torch.tensor([(size + share - 1) // share for size in sizes])
+        row = torch.repeat_interleave(torch.arange(self.rows), counts)
+        self.programs = len(row)
+        self.work = ((row << 32) | (torch.arange(self.programs) - (counts.cumsum(0) - counts)[row])).to(device)
+        self.columns = torch.zeros(self.rows * WIDTH, dtype=torch.int64, device=device)
+        self._numbers = array("q", bytes(8 * self.rows * WIDTH))
+        self._known: list[list[int]] = [[0] * self.rows for _ in range(WIDTH)]
+        self._stale = False
         self._recorded: list[torch.Tensor] = []
+        self.put(SIZE, list(sizes))
 
-    def point(self, addresses: list[list[int]]) -> None:
-        """Tell where the tensors are: a list for each column; 0 is nowhere.
+    @property
+    def recorded(self) -> bool:
+        """Whether a graph reads it at every replay."""
+        return bool(self._recorded)
 
-        Uploaded only when an address is another one than before.
-        """
-        if addresses == self._addresses:
+    def put(self, column: int, numbers: list[int]) -> None:
+        if numbers != self._known[column]:
+            self._known[column] = numbers
+            self._numbers[column::WIDTH] = array("q", numbers)
+            self._stale = True
+
+    def upload(self) -> None:
+        """Bring what was put to the device, if any of it is new."""
+        capturing = self.columns.is_cuda and torch.cuda.is_current_stream_capturing()
+        if not (self._stale or capturing or self._recorded):
             return
-        self._addresses = addresses
-        self.aligned = not any(address % 16 for column in addresses for address in column)
-        numbers = array("q")
-        for column in (self._sizes, *addresses):
-            numbers.extend(column)
-        flat = torch.frombuffer(numbers, dtype=torch.int64)
-        if self.columns.is_cuda:
-            flat = flat.pin_memory()
-            if torch.cuda.is_current_stream_capturing():
-                self._recorded.append(flat)  # every replay of the graph reads it
-        if self.columns.numel() != flat.numel():
-            self.columns = torch.empty(flat.numel(), dtype=torch.int64, device=self.owner.device)
-        self.columns.copy_(flat, non_blocking=True)
+        self._stale = False
+        numbers = torch.frombuffer(self._numbers, dtype=torch.int64)
+        numbers = numbers.pin_memory() if self.columns.is_cuda else numbers
+        if capturing:  # every replay brings these, whatever there is by then; so every other step brings its own
+            self._recorded.append(numbers)
+        self.columns.copy_(numbers, non_blocking=True)
