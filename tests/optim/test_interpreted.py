@@ -31,4 +31,4 @@ def test_kernels_on_the_cpu(name: str) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed is not None and int(passed[1]) >= 10
+    assert passed is not None and int(passed[1]) >= 9
