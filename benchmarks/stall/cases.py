@@ -21,7 +21,7 @@ class Case:
         every: steps from a save to the next one; with "apart" the steps of a block.
         target: seconds that a step is to take; 0: as long as it takes.
         looks: whether the loop looks at the loss after each step.
-        pairs: blocks with saves; there is one block more without.
+        pairs: blocks with saves; there is one block more without, half as long.
         saves: in a block.
     """
 
@@ -37,6 +37,16 @@ class Case:
     @property
     def steps(self) -> int:
         return self.every * self.saves
+
+    @property
+    def bare_steps(self) -> int:
+        """Of a block without saves. Each is compared with the block before and the one after it."""
+        return max(2, self.steps // 2)
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether there is a block with saves first that is not counted; not where saves take many seconds."""
+        return self.pairs > 2 or self.model == "tiny"
 
     @property
     def process(self) -> tuple[str, str]:

@@ -29,6 +29,7 @@ class Cost:
     load: float
 
 
+IN_MEMORY = {*OURS, "lm-resiliency", "dlrover"}  # whose saves wait for no disk unless they are to
 COSTS = {
     "none": Cost(0, 0, 0, 0),
     "torch.save": Cost(1.4, 1.36, 0, 0.6),
@@ -53,9 +54,9 @@ class Plan:
 
 def every(peer: str, model: str, target: float, *, looks: bool = True, steps: int = 1) -> Case:
     """A save every so many steps: 56 of them at every step, few where they are rare or slow."""
-    slow = COSTS[peer].call + (COSTS[peer].write if peer not in OURS and peer != "lm-resiliency" else 0) > 0.3
+    slow = COSTS[peer].call + (0 if peer in IN_MEMORY else COSTS[peer].write) > 0.3
     if steps == 1:
-        pairs, saves = (2, 3) if slow else (7, 8)
+        pairs, saves = (2, 3) if slow else (3, 3) if COSTS[peer].call > 0.05 else (7, 8)
     else:
         pairs, saves = (2, 1) if slow else {5: (5, 2)}.get(steps, (3, 1))
     return Case(peer, model, "every", steps, target, looks, pairs, saves)
@@ -64,7 +65,7 @@ def every(peer: str, model: str, target: float, *, looks: bool = True, steps: in
 def apart(peer: str, model: str, target: float, *, looks: bool = True) -> Case:
     """One save a block that goes to disk, and a block that covers what a copy to the host takes."""
     mode: Mode = "apart"
-    pairs = 2 if COSTS[peer].call > 0.3 else 6
+    pairs = 2 if COSTS[peer].call > 0.3 else {"dcp-stager": 4, "nvrx": 3}.get(peer, 6)
     return Case(peer, model, mode, 5, target, looks, pairs, 1)
 
 
@@ -73,8 +74,8 @@ def wanted(model: str) -> list[Case]:
     if model == "gpt-3b":
         return [
             every("overlap", model, 1.0),
-            replace(every("none", model, 1.0), pairs=3),
             every("flip", model, 0.5),
+            replace(every("none", model, 1.0), pairs=3),
             every("overlap", model, 0.5),
             every("freeze", model, 0.5),
             every("overlap", model, 1.0, looks=False),
@@ -99,9 +100,9 @@ def wanted(model: str) -> list[Case]:
         apart("overlap", model, short),
         apart("dcp-stager", model, short),
         apart("dcp", model, short),
-        apart("torch.save", model, short),
         every("dlrover", model, short),
         apart("nvrx", model, short),
+        apart("torch.save", model, short),
         every("flip", model, short, looks=False),
         every("auto", model, short),
         every("lm-resiliency", model, long),
@@ -129,12 +130,13 @@ def wanted(model: str) -> list[Case]:
 def seconds_of(case: Case) -> float:
     """What a case should take, its process and its system being there already."""
     cost, size = COSTS[case.peer], STATE[case.model] / 1e9
-    blocks = (2 * case.pairs + 3) * case.steps * (case.target or 0.1)
-    waits = case.mode == "apart" or (case.peer not in OURS and case.peer != "lm-resiliency")
+    steps = (case.pairs + case.warms_up) * case.steps + (case.pairs + 1) * case.bare_steps
+    blocks = steps * (case.target or 0.1)
+    waits = case.mode == "apart" or case.peer not in IN_MEMORY
     each = cost.call * case.saves + (cost.write if waits else 0.0)
     if case.mode == "every" and case.every == 1 and waits:
         each += cost.write * (case.saves - 1)  # one must be finished before the next begins
-    return blocks + (case.pairs + 1) * each * size
+    return blocks + (case.pairs + case.warms_up) * each * size
 
 
 def around(case: Case) -> float:
@@ -142,7 +144,7 @@ def around(case: Case) -> float:
     cost, size = COSTS[case.peer], STATE[case.model] / 1e9
     if case.peer == "none":
         return 0.0
-    rounds = 3 if case.peer in OURS else 2
+    rounds = 3 if case.peer in OURS else 1 if cost.call > 0.3 else 2
     return (cost.setup + rounds * (cost.call + cost.write) / 1.5 + cost.load) * size + 10 * (case.target or 0.1)
 
 

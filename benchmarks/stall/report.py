@@ -86,8 +86,8 @@ NOTES = (
     "with a synchronize before each save, since it waits for no stream",
     "call: the save on the training thread. guard: what that thread waits for before the update, and what that puts "
     "into the device's stream, by events around it. stall: call, and the larger of the other two",
-    "added: time of a block with saves less the mean of the blocks without right before and after it, by accepted "
-    "save, with the 95 % interval of the mean; floor: the bytes of the state over 4.3 TB/s",
+    "added: time of a block with saves less that of as many steps of the blocks without right before and after it, by "
+    "accepted save, with the 95 % interval of the mean; floor: the bytes of the state over 4.3 TB/s",
     "flip asks inside the update: its stream wait is in the update's time, which the goals compare",
     "bits: saved behind 50 ms of queued work, the next update right after it, brought back and compared bit for bit",
     "host memory: what the machine had more in use than before, shared and page-locked memory included; "
