@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from benchmarks.peers import FLIPPING, OURS
 from benchmarks.stall.loop import Step
 
+IN_MEMORY = {"none", "lm-resiliency", "dlrover", *OURS}  # whose saves wait for no disk unless they are to
+WARM = 1.5  # seconds of steps until a device that was idle computes as it will
 Mode = Literal["every", "apart"]
 
 
@@ -21,7 +24,7 @@ class Case:
         every: steps from a save to the next one; with "apart" the steps of a block.
         target: seconds that a step is to take; 0: as long as it takes.
         looks: whether the loop looks at the loss after each step.
-        pairs: blocks with saves; there is one block more without, half as long.
+        pairs: blocks with saves; between them are blocks without.
         saves: in a block.
     """
 
@@ -40,13 +43,18 @@ class Case:
 
     @property
     def bare_steps(self) -> int:
-        """Of a block without saves. Each is compared with the block before and the one after it."""
-        return max(2, self.steps // 2)
+        """Of a block without saves. Each but the outermost is compared with the block before and the one after it."""
+        return self.steps if self.pauses else max(4, self.steps // 2)
 
     @property
-    def warms_up(self) -> bool:
-        """Whether there is a block with saves first that is not counted; not where saves take many seconds."""
-        return self.pairs > 2 or self.model == "tiny"
+    def pauses(self) -> bool:
+        """Whether files must be written and deleted before the next block."""
+        return self.mode == "apart" or self.peer not in IN_MEMORY
+
+    @property
+    def warm_steps(self) -> int:
+        """Before the first block after a pause."""
+        return math.ceil(WARM / self.target) if self.target else 2
 
     @property
     def process(self) -> tuple[str, str]:

@@ -27,8 +27,7 @@ def added(outcome: Outcome) -> str:
 def throughput(outcome: Outcome) -> float:
     """Share of the steps a second without saves that is left with them."""
     bare = statistics.fmean(outcome.bare)
-    cases = outcome.case.pairs * outcome.case.steps
-    lost = interval(outcome.added)[0] * outcome.saves / max(1, cases)
+    lost = interval(outcome.added)[0] * outcome.saves / max(1, len(outcome.saved))
     return bare / (bare + lost)
 
 

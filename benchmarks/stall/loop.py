@@ -183,11 +183,11 @@ class Loop:
         """Choose the batch so that a step takes about `target` seconds; 0 leaves it as it is."""
         if target and target not in self.batches:
             times = []
-            for self.batch in (4, 8):
-                self.run(2)
-                times.append(self.run(3))
-            each = (times[1] - times[0]) / 4
-            wanted = 8 + (target - times[1]) / max(each, 1e-6)
+            for self.batch in (8, 4):
+                self.run(10 if self.batch == 8 else 2)  # a device that was idle computes faster at first
+                times.append(self.run(4))
+            each = (times[0] - times[1]) / 4
+            wanted = 8 + (target - times[0]) / max(each, 1e-6)
             self.batches[target] = max(1, min(len(self.tokens), round(wanted)))
         self.batch = self.batches.get(target, self.batch)
 

@@ -1,4 +1,4 @@
-"""One process: some systems, one model, and what their cases measure."""
+"""One process: some systems, one model; what they take, how they run, and what comes back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,14 +13,14 @@ import torch
 from benchmarks.peers import OURS, PEERS, Peer
 from benchmarks.peers.contract import different, state_of, tensors_in
 from benchmarks.peers.ours import Zerostall
+from benchmarks.stall.blocks import Taker, drains, run
 from benchmarks.stall.cases import Case, Outcome, Subject
-from benchmarks.stall.loop import Loop, Step
+from benchmarks.stall.loop import Loop
 from benchmarks.stall.memory import Registered, device_used, host_used, pinned_used
 from zerostall.errors import ZerostallError
 
 LARGE = 16 << 30  # bytes
 SLOW = 2.0  # seconds of a call; such a system's drain is the call, and its disk is in its cases
-TRACED = 24  # steps of each case that are kept for a timeline
 COPIED = 1 << 30
 
 
@@ -42,26 +41,6 @@ def copy_rates(device: torch.device) -> tuple[float, float]:
         return source.nbytes / min(times)
 
     return rate(there, here), rate(here, there)
-
-
-@dataclass
-class Taker:
-    """The saves of one peer, numbered; true when they were accepted."""
-
-    peer: Peer
-    step: int
-
-    def save(self) -> bool:
-        return self._take(self.peer.save)
-
-    def persist(self) -> bool:
-        return self._take(self.peer.persist)
-
-    def _take(self, verb: Callable[[int], None]) -> bool:
-        self.step += 1
-        skipped = self.peer.skipped
-        verb(self.step)
-        return self.peer.skipped == skipped
 
 
 class Bench:
@@ -142,92 +121,6 @@ class Bench:
         # Saves go to memory, and to disk when that is what is measured. Three slots of a large state are too many here.
         slots = 3 if subject.nbytes < LARGE else 2
         return OURS[subject.peer](self.loop, folder, disk_interval=3600.0, slots=slots)
-
-
-def run(loop: Loop, case: Case, taker: Taker, deadline: float) -> Outcome:
-    """The blocks of one case."""
-    outcome = Outcome(case, batch=loop.batch)
-    loop.looks = case.looks
-    peer = taker.peer
-    verb = taker.save if case.mode == "every" else taker.persist
-    if not isinstance(peer, Zerostall):  # its files are its own affair
-        peer.drain()
-        peer.make_room()
-
-    def block(saves: bool) -> tuple[float, list[Step], float]:
-        """Its seconds a step, its steps, and seconds from its first save until all is finished."""
-        steps = []
-        count = case.steps if saves else case.bare_steps
-        drained = len(drains(peer))
-        loop.clock.synchronize()
-        start = time.perf_counter()
-        for at in range(count):
-            steps.append(loop.step(verb if saves and at % case.every == 0 else None, peer.before_update))
-        loop.clock.synchronize()
-        seconds = (time.perf_counter() - start) / count
-        finished = 0.0
-        if saves:
-            if case.mode == "apart":
-                peer.drain()
-                finished = time.perf_counter() - start
-            else:
-                peer.staged()
-                if not isinstance(peer, Zerostall):  # what others have written must go, or the disk fills
-                    peer.drain()
-            peer.make_room()
-        settled = loop.settle(steps)
-        for step, seconds_drained in zip((one for one in settled if one.saved), drains(peer)[drained:], strict=False):
-            step.drained = seconds_drained
-        return seconds, settled, finished
-
-    if case.warms_up:
-        block(True)
-    bare_seconds, bare, _ = block(False)
-    for pair in range(case.pairs):
-        skipped = peer.skipped
-        with_saves, steps, finished = block(True)
-        accepted = sum(step.saved for step in steps)
-        after_seconds, after, _ = block(False)
-        outcome.skipped += peer.skipped - skipped
-        outcome.saves += accepted
-        if accepted:
-            lost = case.steps * (with_saves - (bare_seconds + after_seconds) / 2)
-            outcome.added.append(lost / accepted)
-        if case.mode == "apart" and accepted:
-            outcome.durable.append(finished)
-        note(outcome, bare, steps)
-        bare_seconds, bare = after_seconds, after
-        if time.monotonic() > deadline:
-            outcome.stopped = f"out of time after {pair + 1} of {case.pairs} pairs"
-            break
-    note(outcome, bare, [])
-    if isinstance(peer, Zerostall):
-        outcome.policy_reason = f"{peer.checkpointer.stats.policy}: {peer.checkpointer.stats.policy_reason}"
-    return outcome
-
-
-def note(outcome: Outcome, bare: list[Step], steps: list[Step]) -> None:
-    """Adds what the steps of two blocks say."""
-    for found, times in ((bare, outcome.bare), (steps, outcome.saved)):
-        times += [step.end - step.begin for step in found]
-    for step in bare:
-        outcome.idle_guard.append(step.guarded - step.ready)
-        outcome.idle_inserted.append(step.device[2] - step.device[1])
-        outcome.bare_update.append(step.device[3] - step.device[2])
-    for step in steps:
-        if step.saved:
-            outcome.call.append(step.called - step.begin)
-            outcome.guard.append(step.guarded - step.ready)
-            outcome.inserted.append(step.device[2] - step.device[1])
-            outcome.update.append(step.device[3] - step.device[2])
-            outcome.drain += [step.drained] if step.drained else []
-    if len(outcome.trace) < TRACED:
-        outcome.trace += steps + bare
-
-
-def drains(peer: Peer) -> list[float]:
-    """Seconds from each save until its bytes had left the device, where a system keeps them."""
-    return peer.checkpointer.stats.drain_seconds if isinstance(peer, Zerostall) else []
 
 
 def look_closer(loop: Loop, taker: Taker, subject: Subject, folder: Path) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from benchmarks.peers import OURS, PEERS
-from benchmarks.stall.cases import Case, Mode
+from benchmarks.stall.blocks import LET_GO
+from benchmarks.stall.cases import IN_MEMORY, Case, Mode
 
 START = 13.0  # seconds of a process: interpreter, torch, device, model, the batch that gives the step time
 STATE = {"gpt-0.7b": 8.5e9, "gpt-0.7b-wide": 8.5e9, "gpt-3b": 36.3e9, "tiny": 5e6}
@@ -29,7 +30,6 @@ class Cost:
     load: float
 
 
-IN_MEMORY = {*OURS, "lm-resiliency", "dlrover"}  # whose saves wait for no disk unless they are to
 COSTS = {
     "none": Cost(0, 0, 0, 0),
     "torch.save": Cost(1.4, 1.36, 0, 0.6),
@@ -130,13 +130,12 @@ def wanted(model: str) -> list[Case]:
 def seconds_of(case: Case) -> float:
     """What a case should take, its process and its system being there already."""
     cost, size = COSTS[case.peer], STATE[case.model] / 1e9
-    steps = (case.pairs + case.warms_up) * case.steps + (case.pairs + 1) * case.bare_steps
-    blocks = steps * (case.target or 0.1)
-    waits = case.mode == "apart" or case.peer not in IN_MEMORY
-    each = cost.call * case.saves + (cost.write if waits else 0.0)
-    if case.mode == "every" and case.every == 1 and waits:
+    stretches = case.pairs if case.pauses else 1
+    steps = case.pairs * (case.steps + LET_GO) + (case.pairs + 1) * case.bare_steps + stretches * case.warm_steps
+    each = cost.call * case.saves + (cost.write if case.pauses else 0.0)
+    if case.mode == "every" and case.every == 1 and case.pauses:
         each += cost.write * (case.saves - 1)  # one must be finished before the next begins
-    return blocks + (case.pairs + case.warms_up) * each * size
+    return steps * (case.target or 0.1) + case.pairs * each * size
 
 
 def around(case: Case) -> float:
