@@ -73,10 +73,10 @@ def wanted(model: str) -> list[Case]:
     """Everything worth measuring with a model, the most telling first."""
     if model == "gpt-3b":
         return [
-            every("overlap", model, 1.0),
+            replace(every("overlap", model, 1.0), pairs=5, saves=10),
             every("flip", model, 0.5),
-            replace(every("none", model, 1.0), pairs=3),
             every("overlap", model, 0.5),
+            replace(every("none", model, 1.0), pairs=3),
             every("freeze", model, 0.5),
             every("overlap", model, 1.0, looks=False),
             apart("torch_checkpointing", model, 1.0),
@@ -143,7 +143,7 @@ def around(case: Case) -> float:
     cost, size = COSTS[case.peer], STATE[case.model] / 1e9
     if case.peer == "none":
         return 0.0
-    rounds = 3 if case.peer in OURS else 1 if cost.call > 0.3 else 2
+    rounds = 3 if case.peer in OURS and size < 20 else 1 if case.peer in OURS or cost.call > 0.3 else 2
     return (cost.setup + rounds * (cost.call + cost.write) / 1.5 + cost.load) * size + 10 * (case.target or 0.1)
 
 
