@@ -99,10 +99,6 @@ def run(arguments: argparse.Namespace, made: Plan) -> None:
     batches: dict[str, dict[str, int]] = {}
     part = arguments.out.with_suffix(".part.json")
 
-    def keep(found: list[Subject]) -> None:
-        raw["subjects"] = [to_json(subject) for subject in [*subjects, *found]]
-        arguments.out.write_text(json.dumps(raw, separators=(",", ":")))
-
     for process, cases in made.processes.items():
         model = process[0]
         allowed = end - time.monotonic()
@@ -125,7 +121,11 @@ def run(arguments: argparse.Namespace, made: Plan) -> None:
                 "part": str(part),
                 "batches": batches.get(model, {}),
             }
-            failure = run_child(job, allowed + GRACE)
+            ended = None
+            try:
+                failure = run_child(job, allowed + GRACE)
+            except BaseException as error:  # noqa: BLE001 - what was found out until then is kept
+                failure, ended = str(error) or type(error).__name__, error
         found: list[Subject] = []
         if part.exists():
             facts = json.loads(part.read_text())
@@ -138,7 +138,10 @@ def run(arguments: argparse.Namespace, made: Plan) -> None:
             elif failure and subject.correct == "not looked at" and peer != "none":
                 subject.failure = failure
         subjects += found
-        keep([])
+        raw["subjects"] = [to_json(subject) for subject in subjects]
+        arguments.out.write_text(json.dumps(raw, separators=(",", ":")))
+        if ended is not None:
+            raise ended
     part.unlink(missing_ok=True)
     print(f"{arguments.out}: {len(subjects)} systems", flush=True)
 
