@@ -79,6 +79,7 @@ fuzz: setup
 	@$(bin)/python -m pytest --long tests/fuzz $(PYTEST_ARGS)
 
 lint: setup
+	@! git grep -nE '^(<{7}|>{7}|[|]{7})( |$$)' 2>/dev/null || { echo "lint: left over from a merge"; exit 1; }
 	@$(bin)/ruff check .
 	@$(bin)/ruff format --check .
 	@$(bin)/lint-imports

@@ -122,7 +122,8 @@ def main() -> int:
     console.print(
         Panel(
             "A small GPT learns the source of Python's standard library, on the CPU, a checkpoint after every step.\n"
-            f"The trainer is killed with SIGKILL at random moments (seed {arguments.seed}).",
+            f"The trainer is killed with SIGKILL at random moments (seed {arguments.seed}).\n"
+            f"It takes {'a minute or so' if arguments.short else 'up to three minutes'} on two idle cores.",
             title="zerostall",
             title_align="left",
         )

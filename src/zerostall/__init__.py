@@ -65,7 +65,15 @@ def __getattr__(name: str) -> object:
     if name == "errors":
         return importlib.import_module("zerostall.errors")
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        try:
+            return getattr(importlib.import_module(_HOMES[name]), name)
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            text = (
+                f"zerostall.{name} needs PyTorch, which is not installed: pip install torch (see https://pytorch.org)"
+            )
+            raise ModuleNotFoundError(text, name="torch") from None
     raise AttributeError(f"module 'zerostall' has no attribute {name!r}")
 
 

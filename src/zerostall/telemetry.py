@@ -48,20 +48,25 @@ def fallbacks() -> list[Fallback]:
 
 @dataclass(slots=True)
 class Stats:
-    """Counters of one checkpointer. Times are seconds on the training thread.
+    """How one checkpointer fares, from its beginning; `ckpt.stats`, to be read at any time.
+
+    >>> print(ckpt.stats)                                          # the counters
+    >>> print(sorted(ckpt.stats.call_seconds)[-1])                 # the longest that a save has held training
+
+    What cost training time is in `call_seconds` and `guard_seconds`, in seconds of the training thread. The lists hold
+    at least the last 10 000, newest last.
 
     Attributes:
         saves: saves accepted.
-        skipped: saves skipped since no slot was free, here or on another rank.
+        skipped: saves skipped since no slot was free, here or on another rank; they are not among `saves`.
         spoiled: accepted saves that came to nothing since another rank skipped them or failed.
-        dirty: snapshots thrown away since a source changed behind the guard.
-        failed: failures reported by slower tiers.
+        dirty: snapshots thrown away since a tensor changed behind the guard.
+        failed: what else went wrong with accepted saves: a capture, or a tier that refused; a retry counts anew.
         bytes_captured: image bytes captured.
-        call_seconds: duration of each `save` call, newest last, the last 10 000.
-        guard_seconds: time each guard held the training thread, the last 10 000.
-        free_seconds: from each save until its guard, the last 10 000.
-        drain_seconds: from each save until its last chunk had been read (had left the CUDA device, where there is one),
-            the last 10 000.
+        call_seconds: duration of each `save` call.
+        guard_seconds: how long each guard held training, mostly at the begin of an optimizer's step.
+        free_seconds: from each save until its guard: the time in which reading costs training nothing.
+        drain_seconds: from each save until its last chunk had been read (had left the CUDA device, where there is one).
         policy: what guards do now with what is not read yet.
         policy_reason: why.
         agent_restarts: how often a new agent had to be found.

@@ -680,8 +680,29 @@ def test_the_nearest_tier_is_used(where: Path, own_agent: Path, caplog: pytest.L
 
 def test_a_second_trainer_is_refused_while_the_first_lives(where: Path) -> None:
     with zerostall.Checkpointer(where, state=tensors(0)):
-        with pytest.raises(RunBusyError):
+        with pytest.raises(RunBusyError, match="in this very process") as caught:
             zerostall.Checkpointer(where, state=tensors(0))
+        assert "close()" in caught.value.hint
+
+
+def test_a_close_that_failed_has_closed(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = zerostall.Checkpointer(where, state=tensors(0))
+    first.restore()
+    first.save(1)
+
+    def fail(*_: object) -> None:
+        raise StorageError("the disk refused")
+
+    monkeypatch.setattr(first._ledger, "raise_unreported", fail)
+    with pytest.raises(StorageError, match="refused"):
+        first.close()
+    with zerostall.Checkpointer(where, state=tensors(0)) as second:
+        assert second.restore() == 1
+
+
+def test_no_state_is_told(where: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with zerostall.Checkpointer(where):
+        assert "no state was handed over" in caplog.text and "model=model" in caplog.text
 
 
 # ------------------------------------------------------------------------------------------------ the agent dies

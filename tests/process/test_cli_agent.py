@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from hand import HandTrainer
+from zerostall.cli.doctor import fallbacks_of
 from zerostall.cli.output import size, steps
 from zerostall.wire import messages as m
 
@@ -88,6 +89,28 @@ def test_doctor_lists_what_goes_a_poorer_way(agent_environment: dict[str, str], 
     where = f"rank 0 of {tmp_path / 'run'}"
     assert {f"{where}: copies are slower (3 times)", f"{where}: no locks"} <= set(details)
     trainer.leave()
+
+
+def test_what_one_process_fell_back_to_is_said_once() -> None:
+    slower, locks = m.Fallback("copies are slower", 3), m.Fallback("no locks", 1)
+
+    def rank(where: str, pid: int | None, *told: m.Fallback) -> m.RankReport:
+        return m.RankReport(where, 0, 1, pid, 0, (), (), None, fallbacks=told)
+
+    ranks = (
+        rank("a", 7, m.Fallback("copies are slower", 2)),
+        rank("b", 7, slower, locks),
+        rank("c", 8, slower),
+        rank("d", None, locks),
+    )
+    report = m.Report(1, 99, "0", 0.0, 0, 0, ranks, (m.Fallback("its own", 1),))
+    assert [(who, fallback.text, fallback.count) for who, fallback in fallbacks_of(report)] == [
+        ("the agent", "its own", 1),
+        ("process 7, rank 0 of a, rank 0 of b", "copies are slower", 3),
+        ("rank 0 of b", "no locks", 1),
+        ("rank 0 of c", "copies are slower", 3),
+        ("rank 0 of d", "no locks", 1),
+    ]
 
 
 def test_doctor_says_what_does_not_work(agent_environment: dict[str, str], tmp_path: Path) -> None:

@@ -364,6 +364,22 @@ def test_an_unreachable_store_is_an_error_in_bounded_time(open_tier) -> None:
         open_tier(timeout=1.0, AWS_ENDPOINT_URL="http://127.0.0.1:9").steps()
 
 
+@pytest.mark.parametrize(
+    ("url", "at", "hint"),
+    [
+        ("s3://bucket/run", "http://169.254.169.254/latest/api/token", "AWS_ACCESS_KEY_ID"),
+        ("gs://bucket/run", "http://169.254.169.254/computeMetadata/v1/token", "GOOGLE_APPLICATION_CREDENTIALS"),
+    ],
+)
+def test_missing_credentials_are_said_with_what_to_do(url: str, at: str, hint: str) -> None:
+    """Whoever has none asks the machine, which only in a cloud has some to give."""
+    store = Store(url, {"HOME": "/nowhere", "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}, timeout=1.0)
+    with pytest.raises(StorageError, match="no credentials were found") as caught, store.errors("read", "run.json"):
+        raise OSError(f"Generic error: Error performing PUT {at} in 2s - HTTP error: error sending request")
+    assert hint in caught.value.hint
+    assert caught.value.errno == errno.EACCES
+
+
 def test_no_key_and_no_token_is_ever_told(open_tier, proxy, s3_server, bucket, caplog) -> None:
     secrets = {
         "AWS_ACCESS_KEY_ID": "AKIAOFSOMEBODY",

@@ -164,7 +164,7 @@ def test_a_store_that_fails_costs_nothing_near_and_is_tried_again(trainer, proxy
 
 
 def test_without_its_store_a_run_goes_on_only_if_it_has_something_here(
-    folder: Path, tmp_path: Path, s3_server: Server, bucket: str, proxy: Proxy
+    folder: Path, tmp_path: Path, s3_server: Server, bucket: str, proxy: Proxy, agent_environment: dict[str, str]
 ) -> None:
     proxy.rule("403 AccessDenied", lambda r: True, times=1000)
     nothing = rules(s3_server, bucket, proxy.url)
@@ -178,6 +178,11 @@ def test_without_its_store_a_run_goes_on_only_if_it_has_something_here(
     two = HandTrainer(folder, tmp_path / "run", remote=nothing)
     assert two.welcome.steps == (5,)
     assert two.copies() >= {(5, "disk", True)}
+    assert "goes on without its store" in two.welcome.trouble and "AccessDenied" in two.welcome.trouble
+    status = [sys.executable, "-m", "zerostall.cli", "status", "--json"]
+    told = json.loads(subprocess.run(status, env=agent_environment, capture_output=True, timeout=60).stdout)
+    (afar,) = (tier for tier in told["ranks"][0]["tiers"] if tier["tier"] == "remote")
+    assert "AccessDenied" in afar["last_error"]
 
 
 def test_a_url_of_another_run_is_refused(folder: Path, tmp_path: Path, s3_server: Server, bucket: str) -> None:
@@ -228,6 +233,9 @@ def test_the_status_says_what_would_be_lost(
         )
     text = subprocess.run(command, env=agent_environment, capture_output=True, text=True, timeout=60).stdout
     assert "the whole cluster: the last" in text and "secret-of-a-test" not in text
+    one.leave()
+    text = subprocess.run(command, env=agent_environment, capture_output=True, text=True, timeout=60).stdout
+    assert "nobody is training" in text and "the whole cluster: nothing; step 5 is in the tier remote" in text
 
 
 def test_no_credentials_in_the_agents_log(trainer, folder: Path, s3_server: Server, proxy: Proxy) -> None:

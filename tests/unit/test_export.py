@@ -317,7 +317,11 @@ def test_load_gives_new_tensors_by_name(tmp_path: Path) -> None:
     assert type(found["extra"]["recent"]) is deque and found["extra"]["path"] == PurePosixPath("a/b")
     assert torch.equal(found["model"]["1.running_var"], roots["model"][1].running_var)
     assert set(zerostall.load(tmp_path / "run", 1, "model")) == {"model"}
-    with pytest.raises(SnapshotNotFoundError, match="holds no optimizer; it holds model, extra"):
+    assert set(zerostall.load(tmp_path / "run", only=["ext*"])) == {"extra"}
+    few = zerostall.load(tmp_path / "run", only=["model", "!model.1", "!*.bias"])
+    assert set(few) == {"model"} and set(few["model"]) == {"0.weight", "2.weight"}
+    assert set(zerostall.load(tmp_path / "run", only=["!model"])) == {"extra"}
+    with pytest.raises(ValueError, match=r"only optimizer: step 1 holds nothing of that name; it holds model, extra"):
         zerostall.load(tmp_path / "run", 1, ["optimizer"])
 
 

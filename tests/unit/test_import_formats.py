@@ -343,3 +343,19 @@ def test_two_tensors_of_one_name(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(1), "b": torch.ones(2)}, tmp_path / "m.pt")
     with pytest.raises(StateError, match=r"two tensors would be called model\.x"):
         zerostall.import_file(tmp_path / "m.pt", tmp_path / "run", 0, ImportOptions(rename={r"\.[ab]$": ".x"}))
+
+
+def test_names_that_are_whole_already_are_pointed_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What `export` writes has whole names, unless it was told a root."""
+    tensors = {"model.layers.0.weight": torch.ones(2, 3), "optimizer.step": torch.ones(1)}
+    safetensors.torch.save_file(tensors, tmp_path / "whole.safetensors")
+    zerostall.import_file(tmp_path / "whole.safetensors", tmp_path / "run", 1)
+    assert "--root ''" in caplog.text and "model.model" in caplog.text
+    caplog.clear()
+    zerostall.import_file(tmp_path / "whole.safetensors", tmp_path / "run", 2, ImportOptions(root=""))
+    assert set(zerostall.load(tmp_path / "run", 2)) == {"model", "optimizer"}
+    del tensors["optimizer.step"]
+    tensors["lm_head.weight"] = torch.ones(3)  # as a whole language model is laid out
+    safetensors.torch.save_file(tensors, tmp_path / "hub.safetensors")
+    zerostall.import_file(tmp_path / "hub.safetensors", tmp_path / "run", 3)
+    assert not caplog.text

@@ -59,6 +59,17 @@ def test_what_would_be_lost() -> None:
     )
 
 
+def test_where_nobody_trains_nothing_is_lost_but_what_came_after() -> None:
+    tiers = [Newest("host", 30, 100.0), Newest("disk", 30, 100.0), Newest("remote", 10, 40.0)]
+    assert losses(tiers, 5000.0, training=False) == (
+        Loss("the training process", "host", 30, 0.0),
+        Loss("this machine's power", "disk", 30, 0.0),
+        Loss("this machine and its disk", "remote", 10, 60.0),
+        Loss("the whole cluster", "remote", 10, 60.0),
+    )
+    assert losses([Newest("host", None)], 1.0, training=False)[0] == Loss("the training process", "", None, None)
+
+
 def test_what_is_nowhere_is_lost() -> None:
     found = losses([Newest("host", 0, 100.0), Newest("disk", None)], 101.0)
     assert found[0] == Loss("the training process", "host", 0, 1.0)

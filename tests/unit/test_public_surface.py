@@ -54,7 +54,7 @@ PARAMETERS = {
     "RankLocal": "value only",
     "snapshots": "where",
     "verify": "where step progress",
-    "load": "where step names",
+    "load": "where step only",
     "export": "where step out options progress",
     "ExportOptions": "only rename dtype weights root format shard_size overwrite",
     "import_file": "source where step options progress",
@@ -128,3 +128,11 @@ def test_import_is_cheap() -> None:
         check=True,
     )
     assert int(done.stdout) < 40
+
+
+@pytest.mark.parametrize("name", ["Checkpointer", "load", "RankLocal"])
+def test_without_torch_it_is_said_what_to_install(name: str) -> None:
+    code = f"import sys; sys.modules['torch'] = None; from zerostall import {name}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert f"ModuleNotFoundError: zerostall.{name} needs PyTorch" in done.stderr
+    assert "pip install torch" in done.stderr

@@ -163,8 +163,10 @@ class Carrier:
                 for step, created in self._created.items()
                 if not created or not self._cargo.has(step) or self._cargo.created(step) in (0.0, created)
             }
-            self.met = True
+            self.met, self.last_error = True, ""
             self._worker.submit(self._clear)
+        elif wrong is not None:
+            self.last_error = str(wrong.args[0])
         waiting, self._meeting = self._meeting, []
         for then in waiting:
             then(wrong)

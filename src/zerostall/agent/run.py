@@ -145,6 +145,11 @@ class Run:
             berth.client.broken = True  # a child of the dead trainer still holds its socket
             berth.take_back()
         if berth is not None and berth.client is not None:
+            if berth.client.pid == hello.pid:
+                raise RunBusyError(
+                    f"rank {hello.rank} of {self.where} is open already in this very process, {hello.pid}",
+                    hint="close() that Checkpointer first, or leave its `with`",
+                )
             raise RunBusyError(
                 f"rank {hello.rank} of {self.where} belongs to the live trainer with pid {berth.client.pid}",
                 hint="end that one first, or give this one a folder of its own",

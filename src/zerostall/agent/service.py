@@ -333,13 +333,14 @@ class Service:
         try:
             if error is not None and (needed or not run.holds_some()):
                 raise error
-            if error is not None:
-                log.warning("%s: the run goes on without its store: %s", run.where, error)
-            self._welcome(client, run, hello)
+            trouble = f"{run.where}: the run goes on without its store, which is tried again: {error}" if error else ""
+            if trouble:
+                log.warning("%s", trouble)
+            self._welcome(client, run, hello, trouble)
         except Exception as other:  # noqa: BLE001 - the trainer waits for an answer
             client.send(m.Refused.of(hello.id, _ours(other)))
 
-    def _welcome(self, client: Client, run: Run, hello: m.Hello) -> None:
+    def _welcome(self, client: Client, run: Run, hello: m.Hello, trouble: str = "") -> None:
         where = run.where
         berth = run.berths.get(hello.rank)
         if berth is not None and berth.client is not None:
@@ -355,6 +356,7 @@ class Service:
             steps=run.steps(),
             epoch=run.epoch,
             meeting=run.seat.meeting if run.seat else None,
+            trouble=m.plain(trouble),
         )
         tier = berth.current
         if tier is None:

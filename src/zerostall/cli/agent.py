@@ -95,20 +95,26 @@ def _emit_tiers(rank: m.RankReport) -> None:
         for tier in rank.tiers
     ]
     emit_table(columns, rows, title=f"the tiers of {rank.where}")
-    say("what would be lost if it died now:")
+    training = rank.trainer_pid is not None
+    say("what would be lost if it died now:" if training else "nobody is training; what would be lost if it died now:")
     for loss in losses_of(rank, now):
-        say(f"  {loss.what}: {_words(loss)}")
+        say(f"  {loss.what}: {words(loss, training=training)}")
 
 
 def losses_of(rank: m.RankReport, now: float) -> tuple[policy.Loss, ...]:
     """What would be lost of a run if something died at `now`."""
-    return policy.losses([policy.Newest(tier.tier, tier.newest, tier.created) for tier in rank.tiers], now)
+    tiers = [policy.Newest(tier.tier, tier.newest, tier.created) for tier in rank.tiers]
+    return policy.losses(tiers, now, training=rank.trainer_pid is not None)
 
 
-def _words(loss: policy.Loss) -> str:
+def words(loss: policy.Loss, *, training: bool) -> str:
+    """What would be lost, as a sentence goes on."""
     if loss.seconds is None:
         return "everything: no tier would be left that holds a step"
-    return f"the last {loss.seconds:.0f} s; training goes on from step {loss.step} in the tier {loss.tier}"
+    if training:
+        return f"the last {loss.seconds:.0f} s; training goes on from step {loss.step} in the tier {loss.tier}"
+    lost = f"what came after step {loss.step}, {loss.seconds:.0f} s of training" if loss.seconds else "nothing"
+    return f"{lost}; step {loss.step} is in the tier {loss.tier}"
 
 
 @app.command()

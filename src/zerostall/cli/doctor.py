@@ -151,11 +151,28 @@ def _agent() -> Iterator[Finding]:
         yield Finding("agent", "no", str(error).replace("\n", " "))
         return
     yield _agent_found(report)
-    told = [("the agent", fallback) for fallback in report.fallbacks]
-    told += [(f"rank {rank.rank} of {rank.where}", fallback) for rank in report.ranks for fallback in rank.fallbacks]
-    for who, fallback in told:
+    for who, fallback in fallbacks_of(report):
         times = f" ({fallback.count} times)" if fallback.count > 1 else ""
         yield Finding("fallback", "limited", f"{who}: {fallback.text}{times}")
+
+
+def fallbacks_of(report: m.Report) -> list[tuple[str, m.Fallback]]:
+    """What processes had to fall back to, each with who. A process tells the same to all of its runs: it is said once.
+
+    Of a process that has ended its number is not known any more; the same words are taken for the same process then.
+    """
+    told: dict[tuple[int | None, str], tuple[list[str], m.Fallback]] = {}
+    for rank in report.ranks:
+        for fallback in rank.fallbacks:
+            names, newest = told.setdefault((rank.trainer_pid, fallback.text), ([], fallback))
+            names.append(f"rank {rank.rank} of {rank.where}")
+            if fallback.count > newest.count:
+                told[rank.trainer_pid, fallback.text] = names, fallback
+    found = [("the agent", fallback) for fallback in report.fallbacks]
+    for (pid, _), (names, fallback) in told.items():
+        process = f"process {pid}, " if pid is not None and len(names) > 1 else ""
+        found.append((process + ", ".join(names), fallback))
+    return found
 
 
 def _agent_found(report: m.Report) -> Finding:

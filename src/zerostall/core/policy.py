@@ -90,7 +90,7 @@ class Loss(msgspec.Struct, frozen=True):
         what: that dies.
         tier: the nearest that would still be there; "" for none.
         step: from which training would go on; None for from the start.
-        seconds: since that step was saved; None where there is none.
+        seconds: since that step was saved, or from there to the newest step where nobody is training; None for no step.
     """
 
     what: str
@@ -107,12 +107,15 @@ _DEATHS = (
 )
 
 
-def losses(tiers: Iterable[Newest], now: float) -> tuple[Loss, ...]:
+def losses(tiers: Iterable[Newest], now: float, *, training: bool = True) -> tuple[Loss, ...]:
     """What would be lost if the training process, the machine, its disk or the cluster died at `now`.
 
-    Of each, the newest step that would still be there; of equal ones the nearest tier, as given.
+    Of each, the newest step that would still be there; of equal ones the nearest tier, as given. Where nobody is
+    training, what is lost is counted from the newest step there is: since then nothing has come to be.
     """
     known = {newest.tier: newest for newest in tiers}
+    if not training:
+        now = max((newest.created for newest in known.values() if newest.step is not None), default=now)
     found: list[Loss] = []
     for what, left in _DEATHS:
         copies = [known[tier] for tier in left if tier in known and known[tier].step is not None]

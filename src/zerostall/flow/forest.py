@@ -21,6 +21,7 @@ from zerostall.core.values import TensorRef
 from zerostall.errors import FormatError, StateError
 from zerostall.flow.readable import Assembled, Cast
 from zerostall.flow.torch_archive import Loose
+from zerostall.telemetry import log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -111,6 +112,13 @@ class Forest:
             self._container(free, rest)
 
     def _module(self, root: str, state: Mapping[str, Loose]) -> None:
+        heads = {name.split(".", 1)[0] for name in state}
+        if root in heads and (len(heads) == 1 or "optimizer" in heads):
+            log.warning(
+                "names of tensors begin with %s. already and become %s.%s.…, as of a module with a child of that name; "
+                "root='' (--root '') keeps them as they are, as is right for what `zerostall export` has written",
+                *(root,) * 3,
+            )
         for name, tensor in state.items():
             self._found.append((full_name(name, root), tensor))
         for part in {str(paths.split(full_name(name, root))[0]) for name in state} if not root else {root}:

@@ -248,7 +248,7 @@ def _for_writing(
     with _opened(where) as (target, pool):
         if step in target.steps() and not replace:
             raise StepExistsError(
-                f"step {step} is in {target.where} already", hint="choose another step, or replace it"
+                f"step {step} is in {target.where} already", hint="choose another step, or say replace=True (--replace)"
             )
         yield target, _run_of(target, layout, run), pool
 

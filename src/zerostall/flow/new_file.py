@@ -80,5 +80,5 @@ def _give_name(partial: Path, out: Path, *, overwrite: bool) -> None:
 
 def _there_already(out: Path) -> StorageError:
     return StorageError(
-        f"{out} is there already", errno=errno.EEXIST, hint="choose another name, or say that it may be overwritten"
+        f"{out} is there already", errno=errno.EEXIST, hint="choose another name, or say overwrite=True (--overwrite)"
     )

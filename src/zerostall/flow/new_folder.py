@@ -62,7 +62,9 @@ def new_folder(out: Path, *, overwrite: bool, nbytes: int, ours: Callable[[str],
     old = [] if made else sorted(path.name for path in out.iterdir() if ours(path.name))
     if old and not overwrite:
         raise StorageError(
-            f"{out} holds {old[0]} already", errno=errno.EEXIST, hint="choose another folder, or say overwrite"
+            f"{out} holds {old[0]} already",
+            errno=errno.EEXIST,
+            hint="another folder, or overwrite=True (--overwrite)",
         )
     if not out.parent.is_dir():
         raise StorageError(f"{out.parent} is no folder", errno=errno.ENOENT)

@@ -40,6 +40,14 @@ _HINTS = {
 }
 
 
+_NO_CREDENTIALS = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a profile of ~/.aws/credentials in AWS_PROFILE",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS to an account's file, or run `gcloud auth application-default login`",
+    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+_OF_THE_MACHINE = re.compile(r"https?://(169\.254\.169\.254|169\.254\.170\.2|metadata\.google\.internal)\b")
+
+
 @dataclass(frozen=True, slots=True)
 class Version:
     """Which version of an object was read, for a change on the condition that it is still the one there."""
@@ -218,7 +226,14 @@ class Store:
             raise FileNotFoundError(errno.ENOENT, "no such object", self.address(name)) from None
         except (BaseError, OSError) as error:
             code, sentence = told(str(error))
-            raise refusal(f"cannot {doing} {self.address(name)}", code, sentence, _errno(error)) from None
+            what = f"cannot {doing} {self.address(name)}"
+            if _OF_THE_MACHINE.search(str(error)):  # the last place where credentials are looked for
+                raise StorageError(
+                    f"{what}: no credentials were found, and this machine itself has none to give ({sentence or code})",
+                    errno=errno.EACCES,
+                    hint=_NO_CREDENTIALS.get(self.scheme, _NO_CREDENTIALS["s3"]),
+                ) from None
+            raise refusal(what, code, sentence, _errno(error)) from None
 
     def _unconditional(self, name: str) -> CapabilityError:
         return CapabilityError(

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from zerostall.core.retention import Keep
     from zerostall.trainer.captures import Taken
 
+_HAND_OVER = "Checkpointer(where, model=model, optimizer=optimizer)"
 _TELL_SECONDS = 1.0
 _FLUSH_SECONDS = 600.0
 
@@ -93,6 +94,9 @@ class Checkpointer:
         remote: a URL that the run is carried to beyond its disk, or a `Remote`: how often, how many, how fast.
         **state: what to save, by name: modules, optimizers, anything with `state_dict` and `load_state_dict`, dicts and
             lists of tensors, arrays and plain values.
+
+    Attributes:
+        stats: counters and times, see `zerostall.telemetry.Stats`.
 
     Raises:
         StateError: some state could not be restored later; names it.
@@ -152,6 +156,8 @@ class Checkpointer:
                 world=self._world,
             )
         nodes = agree_on_terms(self._world, self._where, self._options, run=run, rng=rng, guard=guard)
+        if not state:
+            log.warning("%s: no state was handed over, so nothing of a model is saved: %s", self._where, _HAND_OVER)
         self.stats = Stats()
         self._condition = threading.Condition()
         self._shelf = Shelf(self._condition)
@@ -402,13 +408,18 @@ class Checkpointer:
     # -------------------------------------------------------------------------------------------------- close
 
     def close(self, *, timeout: float = 600.0) -> None:
-        """Wait until the newest snapshot is on disk, then let go of the agent.
+        """Wait until the newest snapshot is where it is durable, then let go of the agent. Leaving `with` does this.
+
+        That is on disk and, where the run has a remote tier, there too. A second call does nothing. Whatever this
+        raises, the checkpointer is closed afterwards: threads, memory and hooks are let go of, and another one may take
+        the folder. The agent lives on for a while and goes on with what it has.
 
         Args:
-            timeout: seconds; everything is let go of after that in any case.
+            timeout: seconds.
 
         Raises:
-            StorageError, TornError, ...: the newest snapshot did not get to disk.
+            StorageError, TornError, ...: the newest snapshot did not get there; or an older one had failed and nobody
+                was told (no `wait` has raised it) and nothing newer has made it good.
             WaitTimeoutError, AgentError: it has not got there yet, or there is no agent to take it there.
         """
         if self._closed:

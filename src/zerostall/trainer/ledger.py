@@ -83,7 +83,7 @@ class Ledger:
             newest = self._known[-1] if self._known else -1
             if step <= newest and self._knows(step):
                 if if_exists == "error":
-                    raise StepExistsError(f"step {step} is saved already", hint="if_exists='replace' or 'skip'")
+                    raise StepExistsError(f"step {step} is saved already", hint="say if_exists='replace' or 'skip'")
                 return None if if_exists == "skip" else True
         if step < newest:
             raise StepExistsError(

@@ -167,6 +167,8 @@ class Link:
                     # The next agent must be where other nodes know this one to be.
                     nodes = msgspec.structs.replace(nodes, meeting=welcome.meeting)
                     self._hello = msgspec.structs.replace(self._hello, nodes=nodes)
+                if welcome.trouble:
+                    log.warning("%s", welcome.trouble)
                 return channel, welcome, fds[0] if fds else -1
             except ClosedError:
                 channel.close()

@@ -309,6 +309,7 @@ class Welcome(Message, frozen=True):
         epoch: the newest that the agent knows of.
         memory: what this rank's trainer before was lent and the agent still holds.
         meeting: where other nodes' agents meet this one, if they do.
+        trouble: what the trainer should know and that keeps nobody from training; in words.
     """
 
     id: int
@@ -318,6 +319,7 @@ class Welcome(Message, frozen=True):
     epoch: int = 0
     memory: Lent | None = None
     meeting: Meeting | None = None
+    trouble: str = ""
 
 
 class Leased(Message, frozen=True):
