@@ -11,6 +11,7 @@ ZerostallError                  what, which object, why; `.hint` says what to do
 ├── StepExistsError             (FileExistsError)    the step is already there
 ├── ReplacedError               (LookupError)        a newer snapshot took this one's place before it got that far
 ├── TornError                   (RuntimeError)       tensors changed while they were captured; names them
+│   └── GhostError                                   other bytes arrived than the device held; names the tensors
 ├── NonFiniteError              (FloatingPointError) tensors that must be finite hold NaN or infinity; names them
 ├── StorageError                (OSError)            a disk or store refused; carries errno
 ├── RunBusyError                (RuntimeError)       another live trainer owns this run
@@ -100,6 +101,10 @@ class ReplacedError(ZerostallError, LookupError):
 
 class TornError(ZerostallError, RuntimeError):
     """Tensors changed behind the guard while they were captured: the snapshot is dirty and was thrown away."""
+
+
+class GhostError(TornError):
+    """Other bytes arrived than the device held at `save`: the snapshot is dirty and was thrown away."""
 
 
 class NonFiniteError(ZerostallError, FloatingPointError):

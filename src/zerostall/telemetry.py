@@ -61,6 +61,7 @@ class Stats:
         skipped: saves skipped since no slot was free, here or on another rank; they are not among `saves`.
         spoiled: accepted saves that came to nothing since another rank skipped them or failed.
         dirty: snapshots thrown away since a tensor changed behind the guard.
+        chunks_compared: chunks that a CUDA device has looked at itself, to compare with what arrived.
         failed: what else went wrong with accepted saves: a capture, or a tier that refused; a retry counts anew.
         bytes_captured: image bytes captured.
         call_seconds: duration of each `save` call.
@@ -77,6 +78,7 @@ class Stats:
     skipped: int = 0
     spoiled: int = 0
     dirty: int = 0
+    chunks_compared: int = 0
     failed: int = 0
     bytes_captured: int = 0
     agent_restarts: int = 0

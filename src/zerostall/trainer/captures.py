@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from zerostall.trainer.mappings import Mappings
     from zerostall.trainer.options import Options
     from zerostall.trainer.policies import Policies
+    from zerostall.trainer.source_checks import SourceChecks
 
 _BUSY_SECONDS = 600.0
 _GRANT_SECONDS = 30.0
@@ -49,6 +50,11 @@ class Taken:
     devices: Devices
     memory: Memory
     finite: FiniteCheck | None
+    checks: SourceChecks
+
+    def ghosts(self) -> list[str]:
+        """Names of tensors of which other bytes arrived than their device held; only once the capture is done."""
+        return self.checks.offenders(self.capture, self.layout)
 
     def not_finite(self) -> list[str]:
         """Names of tensors that must be finite and are not; only once the capture is done."""
@@ -80,6 +86,7 @@ class Captures:
         state: State,
         options: Options,
         policies: Policies,
+        checks: SourceChecks,
         link: Link,
         mappings: Mappings,
         shelf: Shelf,
@@ -94,6 +101,7 @@ class Captures:
         self._state = state
         self._options = options
         self._policies = policies
+        self._checks = checks
         self._link = link
         self._mappings = mappings
         self._shelf = shelf
@@ -163,8 +171,9 @@ class Captures:
             streams=self.devices.now(),
             ahead=None if self._policies.redirects else _ALL,
             held=True,
+            sampling=self._checks.next(),
         )
-        return Taken(slot, survey.layout, capture, sources, values, self.devices, memory, self._finite)
+        return Taken(slot, survey.layout, capture, sources, values, self.devices, memory, self._finite, self._checks)
 
     def _survey_anew(self) -> Survey:
         """Walk the whole state."""
@@ -188,6 +197,7 @@ class Captures:
             )
         self._policies.see(self._sources.devices)
         self.devices.see(self._sources.devices, reserve=self._policies.reserve_bytes())
+        self._checks.see(self.devices)
         if self.devices and self.pool.threads < (threads := config.copy_threads(device=True)):
             self.pool.close()
             self.pool = native.Pool("copy", threads)

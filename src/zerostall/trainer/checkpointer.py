@@ -32,6 +32,7 @@ from zerostall.trainer.policies import Policies
 from zerostall.trainer.preemption import Preemption, signal_numbers
 from zerostall.trainer.saving import Saving
 from zerostall.trainer.sealer import TOLD_SECONDS, Sealer
+from zerostall.trainer.source_checks import SourceChecks
 from zerostall.trainer.state import Choice, State
 from zerostall.trainer.world import World
 from zerostall.wire import messages as m
@@ -84,6 +85,8 @@ class Checkpointer:
         expect_shapes: name → shape; another shape at a save is an error (a sharded parameter's empty placeholder, say).
         require_finite: patterns (`model.*`) of tensors in which NaN or infinity is an error: such a snapshot is thrown
             away, and no older one is evicted for it. Looked for in the background.
+        source_checks: share of the chunks of which a CUDA device takes the checksum itself at `save`, compared with
+            what arrives (`GhostError`); the sample goes round, so that 0.01 comes to every chunk in 100 saves. 0: none.
         guard: "hooks" guards the given optimizers by themselves; "manual" says that *every* change of trainable
             parameters happens inside `with ckpt.guard():`.
         preempt: signals, `("SIGTERM",)` for instance, upon which all ranks save once more and `preempted` becomes true.
@@ -125,6 +128,7 @@ class Checkpointer:
         frozen: Frozen = "save",
         expect_shapes: Mapping[str, Sequence[int]] | None = None,
         require_finite: str | Sequence[str] | None = None,
+        source_checks: float = 0.01,
         preempt: Sequence[str | int] = (),
         grace: float = 30.0,
         process_group: object = None,
@@ -144,6 +148,7 @@ class Checkpointer:
                 disk_interval=disk_interval,
                 guard=guard,
                 require_finite=require_finite,
+                source_checks=source_checks,
                 remote=place.remote,
             )
             signals = signal_numbers(preempt, grace)
@@ -200,6 +205,7 @@ class Checkpointer:
             self._state,
             self._options,
             policies,
+            SourceChecks(self._options.source_checks, self.stats),
             self._link,
             self._mappings,
             self._shelf,

@@ -42,6 +42,23 @@ class Devices:
                 self._asked_to_reserve.add(ordinal)
                 self._reserve(ordinal, reserve)
 
+    def load_probes(self) -> bool:
+        """Have each device ready to look at sources itself; whether one is. Said once where one cannot."""
+        able = False
+        for ordinal, device in self._open.items():
+            try:
+                device.load_probes()
+            except (CapacityError, DeviceError) as error:
+                say_once(
+                    f"no-probes {ordinal}",
+                    "cuda:%d cannot look at what is saved (%s): what arrives is not compared with it",
+                    ordinal,
+                    error,
+                )
+            else:
+                able = True
+        return able
+
     def now(self) -> list[tuple[native.Device, int]]:
         """Each device with the stream that is current in this thread."""
         return [(device, torch.cuda.current_stream(ordinal).cuda_stream) for ordinal, device in self._open.items()]

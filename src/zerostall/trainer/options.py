@@ -32,6 +32,7 @@ class Options:
     disk_interval: float
     copy_threads: int
     require_finite: str | Sequence[str] | None
+    source_checks: float
     remote: Remote | None
 
     @classmethod
@@ -46,6 +47,7 @@ class Options:
         disk_interval: float,
         guard: str,
         require_finite: str | Sequence[str] | None,
+        source_checks: float,
         remote: str | Remote | None,
     ) -> Options:
         """Check every choice; ValueError names the one that is wrong and what it may be."""
@@ -60,6 +62,8 @@ class Options:
             raise ValueError(f"freeze_bytes={freeze_bytes} is negative")
         if not 0 <= disk_interval < float("inf"):
             raise ValueError(f"disk_interval={disk_interval} is not a number of seconds")
+        if not 0 <= source_checks <= 1:
+            raise ValueError(f"source_checks={source_checks} is not a share of the chunks, from 0 (none) to 1 (all)")
         if require_finite is not None:
             matching.select(require_finite)
         return cls(
@@ -71,6 +75,7 @@ class Options:
             disk_interval=float(disk_interval),
             copy_threads=config.copy_threads(),
             require_finite=require_finite,
+            source_checks=float(source_checks),
             remote=Remote(remote) if isinstance(remote, str) else remote,
         )
 

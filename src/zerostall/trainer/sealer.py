@@ -16,7 +16,7 @@ from zerostall.core import manifest as manifests
 from zerostall.core.layout import CHUNK
 from zerostall.core.manifest import Record
 from zerostall.core.tears import GRACE
-from zerostall.errors import AgentError, NonFiniteError, StateError, TornError, ZerostallError
+from zerostall.errors import AgentError, GhostError, NonFiniteError, StateError, TornError, ZerostallError
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
@@ -116,12 +116,15 @@ class Sealer:
             try:
                 flight.taken.capture.wait(None)
                 torn = flight.tears.found()
+                ghosts = flight.taken.ghosts()
             finally:
                 flight.taken.sources.let_go()
             self._stats.record_drain(flight.taken.capture.drain_seconds)
             self._stats.bytes_captured += flight.taken.layout.nbytes
             if torn:
                 raise _torn(flight.step, torn)
+            if ghosts:
+                raise _ghostly(flight.step, ghosts)
             if numbers := flight.taken.not_finite():
                 raise _not_finite(flight.step, numbers)
             record = manifests.encode_record(_record(flight))
@@ -185,6 +188,14 @@ def _not_finite(step: int, names: list[str]) -> NonFiniteError:
     return NonFiniteError(
         f"step {step}: NaN or infinity in {_listed(names)}",
         hint="restore() goes back to the step before; nothing was evicted for this one",
+    )
+
+
+def _ghostly(step: int, names: list[str]) -> GhostError:
+    return GhostError(
+        f"step {step}: other bytes arrived than the device held at save: {_listed(names)}",
+        hint="see that the stream of `save` waits for every stream that writes them, and that nothing writes them past "
+        "torch's version counters; else suspect the device or its driver (`zerostall doctor`)",
     )
 
 
