@@ -29,6 +29,9 @@ inline void fail(const char* name, int nth, int code) {
 inline void without(const char* name) {
   function<void(const char*)>("fake_cuda_without")(name);
 }
+inline int count(const char* name) {
+  return function<int(const char*)>("fake_cuda_count")(name);
+}
 inline void work(CUstream stream, int us, CUdeviceptr to, size_t nbytes, int value) {
   function<void(CUstream, int, CUdeviceptr, size_t, int)>("fake_cuda_work")(stream, us, to, nbytes, value);
 }

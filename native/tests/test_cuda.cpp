@@ -1,7 +1,5 @@
 // Captures from devices, played by the stand-in driver: kernels still queued at save, memory overwritten by
 // the training stream as soon as it may be, delays, faults, ends at any time.
-#include <dlfcn.h>
-
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -13,38 +11,17 @@
 #include "../pinned.hpp"
 #include "../scatter.hpp"
 #include "check.hpp"
+#include "stand_in.hpp"
 
 namespace {
 
 constexpr uint64_t kChunk = 16 << 10;
 
-template <class F>
-F* fake(const char* name) {
-  static void* const library = ::dlopen(std::getenv("ZEROSTALL_LIBCUDA"), RTLD_NOW);
-  void* const found = ::dlsym(library, name);
-  CHECK(found != nullptr);
-  return reinterpret_cast<F*>(found);
-}
+using stand_in::count, stand_in::delay, stand_in::fail, stand_in::function, stand_in::reset,
+    stand_in::without;
 
-void reset() {
-  fake<void()>("fake_cuda_reset")();
-}
-void delay(int us) {
-  fake<void(int)>("fake_cuda_delay")(us);
-}
-void fail(const char* function, int nth, int code) {
-  fake<void(const char*, int, int)>("fake_cuda_fail")(function, nth, code);
-}
-void without(const char* function) {
-  fake<void(const char*)>("fake_cuda_without")(function);
-}
 void work(CUstream stream, int us, const std::byte* to, size_t nbytes, int value) {
-  fake<void(CUstream, int, CUdeviceptr, size_t, int)>("fake_cuda_work")(
-      stream, us, reinterpret_cast<CUdeviceptr>(to), nbytes, value);
-}
-
-int count(const char* function) {
-  return fake<int(const char*)>("fake_cuda_count")(function);
+  stand_in::work(stream, us, reinterpret_cast<CUdeviceptr>(to), nbytes, value);
 }
 
 struct Opened {
@@ -148,6 +125,7 @@ struct Case {
   int us = 0;
   int before_guard = 0;  // microseconds
   bool no_memory = false;
+  uint64_t looked_at = 0;  // every so many-th chunk
 };
 
 void train(const Case& c) {
@@ -161,6 +139,7 @@ void train(const Case& c) {
     first.device->vram()->reserve(c.reserve, kChunk);
     second.device->vram()->reserve(c.reserve, kChunk);
   }
+  if (c.looked_at != 0) first.device->probes(), second.device->probes();
   const Image image(state, c.pinned ? &first : nullptr);
   std::vector<uint32_t> at_once;
   std::vector<bool> is_at_once(120);
@@ -171,9 +150,9 @@ void train(const Case& c) {
     std::memset(image.data(), 0xEE, state.plan->nbytes());
     for (size_t k = 0; k < 120; ++k) state.write(k, step, trainings, k % 40 == 0 ? 2000 : 0);
     // Kernels that write this step's values are still queued.
-    const auto capture =
-        zs::Capture::begin(pool, state.plan, state.arrays, image.data(),
-                           std::make_shared<const std::vector<uint32_t>>(at_once), -1, trainings, c.ahead);
+    const auto capture = zs::Capture::begin(
+        pool, state.plan, state.arrays, image.data(), std::make_shared<const std::vector<uint32_t>>(at_once),
+        -1, trainings, c.ahead, false, {static_cast<uint64_t>(step), c.looked_at});
     for (uint32_t k : at_once) state.write(k, 0xBB, trainings);
     std::this_thread::sleep_for(std::chrono::microseconds(c.before_guard));
     const zs::Protection seen = capture->protect(c.freeze_bytes, trainings);
@@ -185,6 +164,8 @@ void train(const Case& c) {
     CHECK(image.is(expected));
     CHECK(capture->checksums() == checksums_of(expected));
     CHECK(capture->nbytes_done() == expected.size());
+    const zs::Comparison found = capture->compare_sources();
+    CHECK(found.pieces.empty() && found.unchecked.empty() && (found.chunks != 0) == (c.looked_at != 0));
   }
   reset();
 }
@@ -220,7 +201,7 @@ void few_are_in_flight() {
   const std::vector<zs::Training> trainings = {{opened.device, new_stream(opened)}};
   const Image image(state, &opened);
   for (size_t k = 0; k < 600; ++k) state.write(k, 1, trainings);
-  fake<void(CUstream)>("fake_cuda_hold")(trainings[0].stream);
+  function<void(CUstream)>("fake_cuda_hold")(trainings[0].stream);
   const auto capture = zs::Capture::begin(pool, state.plan, state.arrays, image.data(), {}, -1, trainings);
   while (count("cuStreamWriteValue64") < kMost) std::this_thread::yield();
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -229,7 +210,7 @@ void few_are_in_flight() {
   CHECK(capture->protect(0, trainings).pending == static_cast<uint64_t>(chunks - kMost));
   CHECK(count("cuStreamWriteValue64") < kMost + (chunks - kMost) / 2);
   CHECK(capture->pending().empty());
-  fake<void()>("fake_cuda_release")();
+  function<void()>("fake_cuda_release")();
   CHECK(capture->wait_for(std::nullopt));
   capture->rethrow();
   CHECK(image.is(state.image(1)));
@@ -276,9 +257,9 @@ void refused_and_broken() {
     CHECK(kind_of(begin) == zs::Kind::device);
   }
   reset();
-  fake<void(CUstream, int)>("fake_cuda_capturing")(trainings[0].stream, 1);
+  function<void(CUstream, int)>("fake_cuda_capturing")(trainings[0].stream, 1);
   CHECK(kind_of(begin) == zs::Kind::capability);
-  fake<void(CUstream, int)>("fake_cuda_capturing")(trainings[0].stream, 0);
+  function<void(CUstream, int)>("fake_cuda_capturing")(trainings[0].stream, 0);
   CHECK(kind_of([&] { zs::Capture::begin(pool, state.plan, state.arrays, image.data(), {}); }) ==
         zs::Kind::usage);
   CHECK(kind_of([] { zs::Device::open(7); }) == zs::Kind::device);
@@ -318,9 +299,10 @@ void ends_at_any_time() {
     const std::vector<zs::Training> trainings = {{opened->device, new_stream(*opened)}};
     const Image image(state, opened.get());
     opened->device->vram()->reserve(200'000, kChunk);
+    opened->device->probes();
     delay(20);
-    const auto capture =
-        zs::Capture::begin(pool, state.plan, state.arrays, image.data(), {}, -1, trainings, 4);
+    const auto capture = zs::Capture::begin(pool, state.plan, state.arrays, image.data(), {}, -1, trainings,
+                                            4, false, {static_cast<uint64_t>(k), 3});
     const std::chrono::microseconds one(random() % 1500), two(random() % 1500);
     std::thread other([&, one] {
       std::this_thread::sleep_for(one);
@@ -386,6 +368,8 @@ int main() {
   train({.us = 30, .no_memory = true});
   train(
       {.freeze_bytes = 1 << 20, .reserve = 1 << 20, .ahead = zs::kForecast, .us = 30, .before_guard = 1000});
+  train({.us = 30, .looked_at = 1});
+  train({.freeze_bytes = 1 << 20, .reserve = 1 << 20, .ahead = 2, .us = 30, .looked_at = 2});
   CHECK(comes_out_wrong("order"));
   CHECK(comes_out_wrong("guard"));
   CHECK(!comes_out_wrong("nothing"));

@@ -68,6 +68,10 @@ class FakeCuda:
     def work(self, stream: int, microseconds: int, tensor: StandIn, value: int) -> None:
         self._library.fake_cuda_work(stream or None, microseconds, tensor.data_ptr(), tensor.nbytes, value)
 
+    def write(self, tensor: StandIn, data: bytes) -> None:
+        """At once."""
+        ctypes.memmove(tensor.data_ptr(), data, len(data))
+
     def hold(self, stream: int) -> None:
         """What is queued there from now on waits for `release`."""
         self._library.fake_cuda_hold(stream or None)
