@@ -28,7 +28,7 @@ def copy_rates(device: torch.device) -> tuple[float, float]:
     """Bytes a second of a plain copy from the device to page-locked memory, and back."""
     gpu = device.type == "cuda"
     here = torch.ones(COPIED if gpu else 1 << 24, dtype=torch.uint8, device=device)
-    there = torch.ones_like(here, device="cpu", pin_memory=gpu)
+    there = torch.ones(here.nbytes, dtype=torch.uint8, pin_memory=gpu)
 
     def rate(target: torch.Tensor, source: torch.Tensor) -> float:
         times = []
