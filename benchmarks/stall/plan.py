@@ -65,7 +65,7 @@ def every(peer: str, model: str, target: float, *, looks: bool = True, steps: in
 def apart(peer: str, model: str, target: float, *, looks: bool = True) -> Case:
     """One save a block that goes to disk, and a block that covers what a copy to the host takes."""
     mode: Mode = "apart"
-    pairs = 2 if COSTS[peer].call > 0.3 else {"dcp-stager": 4, "nvrx": 3}.get(peer, 6)
+    pairs = 2 if COSTS[peer].call > 0.3 else {"dcp-stager": 3, "nvrx": 3}.get(peer, 4)
     return Case(peer, model, mode, 5, target, looks, pairs, 1)
 
 
@@ -90,14 +90,14 @@ def wanted(model: str) -> list[Case]:
     short, long = 0.155, 0.3
     return [
         every("overlap", model, short),
-        every("none", model, short),
+        replace(every("none", model, short), pairs=3),
         apart("torch_checkpointing", model, short),
         every("overlap", model, long),
         every("flip", model, short),
         every("lm-resiliency", model, short),
+        apart("overlap", model, short),
         every("freeze", model, short),
         every("overlap", model, short, looks=False),
-        apart("overlap", model, short),
         apart("dcp-stager", model, short),
         apart("dcp", model, short),
         apart("torch.save", model, short),
