@@ -28,6 +28,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import torch
@@ -193,7 +194,7 @@ def one_process(job: dict) -> None:
         facts = {"subjects": [to_json(one) for one in found.values()], "batches": loop.batches}
         Path(job["part"]).write_text(json.dumps(facts))
         outcomes = sum(len(one.outcomes) for one in found.values())
-        if outcomes > shown:
+        if subject.outcomes and outcomes > shown:
             shown = outcomes
             last = subject.outcomes[-1]
             added = sum(last.added) / len(last.added) if last.added else float("nan")
@@ -201,7 +202,13 @@ def one_process(job: dict) -> None:
 
     bench = Bench(loop, Path(job["folder"]), deadline, done)
     for peer in dict.fromkeys(case.peer for case in cases):
-        bench.measure([case for case in cases if case.peer == peer])
+        try:
+            bench.measure([case for case in cases if case.peer == peer])
+        except Exception as error:  # noqa: BLE001 - the others are measured all the same
+            traceback.print_exc()
+            subject = found.setdefault(peer, Subject(peer, job["model"]))
+            subject.failure = f"{type(error).__name__}: {error}"[:300]
+            done(subject)
 
 
 def device_name(device: str) -> str:
