@@ -1,0 +1,1 @@
+"""Many ranks beside torch.distributed.checkpoint, and what a save at every step costs them."""
