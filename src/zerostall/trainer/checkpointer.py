@@ -316,7 +316,7 @@ class Checkpointer:
         """Tell the other ranks that this one goes on without a save, if they can be told at once."""
         if self._world.size > 1 and self._link.up():
             passed = m.Passed(step=name.step, epoch=name.epoch, turn=name.turn, reason=reason, skipped=skipped)
-            self._link.tell(passed, timeout=_TELL_SECONDS)
+            self._sealer.tell_after(passed, _TELL_SECONDS)
 
     def every(self, *, steps: int | None = None, seconds: float | None = None) -> Every:
         """When to save: `due = ckpt.every(seconds=600)`, then `if due(step): ckpt.save(step)` after each step.

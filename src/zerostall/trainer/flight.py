@@ -27,6 +27,7 @@ class Flight:
         wish: what the agent is told beside the record.
         thread: the one that saves.
         landed: whether the agent has been told how it ended; the sealer's.
+        followers: what the agent is told right after that.
     """
 
     run: str
@@ -41,6 +42,7 @@ class Flight:
     thread: int = field(default_factory=threading.get_ident)
     begun: float = field(default_factory=time.perf_counter)
     landed: bool = False
+    followers: list[m.Message] = field(default_factory=list)
     tears: Tears = field(init=False)
     _held: list[Memory] = field(default_factory=list)
 

@@ -70,6 +70,14 @@ class Sealer:
         reason = str(error.args[0])
         self._link.tell(m.Revoked(step=flight.step, created=flight.created, reason=reason), timeout=10.0)
 
+    def tell_after(self, message: m.Message, timeout: float) -> None:
+        """Tell the agent, once it has heard of every flight until now: it takes a rank at its newest word."""
+        with self._told:
+            if self._last is not None and not self._last.landed:
+                self._last.followers.append(message)
+                return
+        self._link.tell(message, timeout=timeout)
+
     def settle(self, timeout: float = TOLD_SECONDS) -> None:
         """Wait until the agent has been told of every flight.
 
@@ -147,6 +155,8 @@ class Sealer:
             with self._told:
                 flight.landed = True
                 self._told.notify_all()
+            for message in flight.followers:
+                self._link.tell(message, timeout=1.0)
 
     def _look_again(self) -> None:
         flight = self._doubted
