@@ -55,7 +55,7 @@ PARAMETERS = {
     "RankLocal": "value only",
     "snapshots": "where",
     "verify": "where step progress",
-    "load": "where step only",
+    "load": "where step only device process_group",
     "export": "where step out options progress",
     "ExportOptions": "only rename dtype weights root format shard_size overwrite",
     "import_file": "source where step options progress",

@@ -96,7 +96,7 @@ class CheckedImage:
         self.label = source.label
         self.stored = stored
         self._images = images
-        self._source = source
+        self.source = source
 
     def chunk_size(self, index: int) -> int:
         record = self.stored.record
@@ -105,7 +105,7 @@ class CheckedImage:
     def load(self, index: int, view: memoryview) -> None:
         """Read a chunk and check it."""
         start = index * self.stored.record.chunk_bytes
-        self._source.read_into(view, start)
+        self.source.read_into(view, start)
         if native.crc32c(view) != self.stored.record.checksums[index]:
             raise CorruptError(f"{self.label}: chunk {index} (from byte {start}) fails its checksum")
 

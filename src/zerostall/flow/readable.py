@@ -56,11 +56,11 @@ class OpenFile:
 
     def __init__(self, fd: int, path: Path) -> None:
         self.nbytes = os.fstat(fd).st_size
-        self._fd = fd
-        self._path = path
+        self.fd = fd
+        self.path = path
 
     def read_into(self, view: memoryview, offset: int) -> None:
-        read_exactly(self._fd, view, offset, self._path)
+        read_exactly(self.fd, view, offset, self.path)
 
 
 class FileOnDemand:

@@ -15,7 +15,7 @@ from zerostall.core.contents import DISTINCT, natural
 from zerostall.core.dtypes import DTYPES
 from zerostall.core.layout import Shard, View
 from zerostall.core.mosaic import Tile, row_major
-from zerostall.core.pieces import gather
+from zerostall.core.pieces import gather, local_name
 from zerostall.flow.catalog import existing, newest, opened_run
 from zerostall.flow.checked_images import CheckedImage, CheckedImages
 from zerostall.flow.image_reader import buffer
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from zerostall.core.manifest import Manifest
     from zerostall.core.pieces import Piece, Pieces, Whole
-    from zerostall.tiers.contract import RunTier
+    from zerostall.tiers.contract import ImageBytes, RunTier
 
 
 class WholeTensor(msgspec.Struct, frozen=True):
@@ -97,6 +97,22 @@ class WholeStep:
         if tensor.base is not None:
             return [Box.whole(tensor.shape)]
         return [piece.box for piece in self._held.wholes[tensor.alias or tensor.name].pieces]
+
+    def pieces(self, name: str) -> tuple[Piece, ...] | None:
+        """Where the boxes of an entry of the merged image lie, of every element one; None for what views say it is.
+
+        Raises:
+            CorruptError: not all of it is stored.
+        """
+        for known in (name, local_name(name, 0)):
+            if known in self._held.wholes:
+                self._held.insist([known])
+                return self._held.wholes[known].pieces
+        return None
+
+    def source(self, rank: int) -> ImageBytes:
+        """The bytes of one rank's image, as they are."""
+        return self._images[rank].source
 
     def order(self, tensor: WholeTensor) -> tuple[int, int]:
         """Rank and offset of its first bytes, to read tensors in the order in which they lie."""

@@ -47,7 +47,7 @@ class FileBytes:
 
     def __init__(self, path: Path, nbytes: int) -> None:
         self.label = str(path)
-        self._path = path
+        self.path = path
         self._stack = contextlib.ExitStack()
         try:
             self._fd = self._stack.enter_context(opened(path))
@@ -59,7 +59,10 @@ class FileBytes:
             raise CorruptError(f"{path} has {size} bytes, its record says {nbytes}")
 
     def read_into(self, view: memoryview, offset: int) -> None:
-        read_exactly(self._fd, view, offset, self._path)
+        read_exactly(self._fd, view, offset, self.path)
+
+    def fileno(self) -> int:
+        return self._fd
 
     def close(self) -> None:
         self._stack.close()

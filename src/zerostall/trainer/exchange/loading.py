@@ -1,46 +1,89 @@
-"""Reading a step from its folder into new tensors, without an agent and without objects to restore into."""
+"""Reading a step, or anybody's safetensors files, into new tensors, without an agent and without objects to restore."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import math
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import torch
+
+from zerostall import config
 from zerostall.core import matching
+from zerostall.core import steps as step_names
 from zerostall.core.exchange import MODULE_KINDS
+from zerostall.core.mosaic import row_major
+from zerostall.flow.foreign_safetensors import index_in, read_huggingface, read_safetensors
+from zerostall.flow.readable import OpenFile
 from zerostall.flow.whole_step import opened_step
-from zerostall.trainer.state.load import tree
+from zerostall.tiers.image_bytes import FileBytes
+from zerostall.tiers.urls import is_url
+from zerostall.trainer.exchange.filling import File, Place, fill
+from zerostall.trainer.state import tensors, writes
+from zerostall.trainer.state.load import tree_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    import torch.distributed as dist
+
+    from zerostall.core.boxes import Box
+    from zerostall.core.matching import Selection
+    from zerostall.core.pieces import Piece
+    from zerostall.core.shards import Entry
+    from zerostall.flow.torch_archive import Loose
+    from zerostall.flow.whole_step import WholeStep
 
 
 def load(
-    where: str | os.PathLike[str], step: int | None = None, only: str | Sequence[str] | None = None
+    where: str | os.PathLike[str],
+    step: int | None = None,
+    only: str | Sequence[str] | None = None,
+    *,
+    device: str | torch.device | None = None,
+    process_group: dist.ProcessGroup | None = None,
 ) -> dict[str, object]:
-    """Return what was saved, as new CPU tensors in plain containers, by the names given to `Checkpointer`.
+    """Return what was saved, as new tensors in plain containers, by the names given to `Checkpointer`.
 
-    A module is a flat dict of tensors by path, an optimizer has "state" by parameter and "param_groups".
+    A module is a flat dict of tensors by path, an optimizer has "state" by parameter and "param_groups". Of a
+    safetensors file, a Hugging Face folder or its index: every tensor by its name.
 
     >>> zerostall.load("runs/gpt", only="model.head.*")["model"]["head.weight"]
 
     Args:
-        where: the run's folder.
-        step: which step; None is the newest clean one.
-        only: patterns of names as in `restore`: `model` or `model.*`. Of a module those tensors are taken that fit, of
-            everything else the whole.
+        where: the run's folder or URL, a .safetensors file, a Hugging Face folder, or the index of one.
+        step: which step of a run; None is the newest clean one.
+        only: patterns of names as in `restore`: `model` or `model.*`; no more is read than they need. Of a module, and
+            of files, those tensors are taken that fit, of everything else the whole.
+        device: where the tensors are to be; None is the CPU.
+        process_group: ranks of which each reads a part and gives it to the others, so that the disk is read once. All
+            of them call this with the same arguments and a device that the group's backend can send from.
 
     Raises:
         SnapshotNotFoundError: there is no such folder or step.
-        CorruptError: the step is damaged.
+        CorruptError: the step or a file is damaged.
         ValueError: a pattern fits nothing.
     """
+    globs = None if only is None else [only] if isinstance(only, str) else list(only)
+    goal = torch.device("cpu" if device is None else device)
+    index = None if is_url(str(where)) else _index_of(Path(where))
+    if index is not None:
+        return _load_files(index, globs, goal, process_group)
     with opened_step(where, step) as found:
         merged = found.merged()
-        loaded = tree(merged, found.image(merged), found.ranks)
-        if only is None:
-            return loaded
-        globs = [only] if isinstance(only, str) else list(only)
         modules = {root for root, kind in found.kinds.items() if kind in MODULE_KINDS}
+        loaded = tree_of(
+            merged,
+            found.ranks,
+            lambda entries: _fetched(found, entries, goal, process_group),
+            None if globs is None else _need(globs, modules),
+        )
+        if globs is None:
+            return loaded
         for glob in globs:
             if not _taken(loaded, modules, [glob.removeprefix("!")]):
                 there = ", ".join(loaded)
@@ -48,8 +91,18 @@ def load(
         return _taken(loaded, modules, globs)
 
 
+def _selection(globs: Sequence[str]) -> Selection:
+    return matching.select([*globs, *(f"{glob}.*" for glob in globs)])  # a name is all that lies below it, too
+
+
+def _need(globs: Sequence[str], modules: set[str]) -> Callable[[str, str], bool]:
+    """Whether a tensor, by its root and its name, is needed for what `_taken` takes."""
+    selection = _selection(globs)
+    return lambda root, name: selection.takes(name) if root in modules else selection.takes_part(root)
+
+
 def _taken(loaded: dict[str, object], modules: set[str], globs: Sequence[str]) -> dict[str, object]:
-    selection = matching.select([*globs, *(f"{glob}.*" for glob in globs)])  # a name is all that lies below it, too
+    selection = _selection(globs)
     taken: dict[str, object] = {}
     for root, part in loaded.items():
         if root in modules:
@@ -60,3 +113,109 @@ def _taken(loaded: dict[str, object], modules: set[str], globs: Sequence[str]) -
         elif selection.takes_part(root):
             taken[root] = part
     return taken
+
+
+def _index_of(where: Path) -> Path | None:
+    """The safetensors file or index that is meant; None where `where` is no such thing."""
+    if where.is_file():
+        return where
+    if not where.is_dir() or (where / step_names.RUN).exists() or (where / step_names.LAYOUTS).exists():
+        return None
+    return index_in(where)
+
+
+def _load_files(
+    index: Path, globs: Sequence[str] | None, device: torch.device, group: dist.ProcessGroup | None
+) -> dict[str, object]:
+    with contextlib.ExitStack() as stack:
+        read = read_huggingface if index.suffix == ".json" else read_safetensors
+        found = _fitting(read(index, stack), globs, index)
+        made: dict[object, torch.Tensor] = {}
+        places: dict[OpenFile, list[Place]] = {}
+        for loose in found.values():
+            source = loose.sources[0]
+            assert isinstance(source, OpenFile)
+            if loose.place not in made:
+                data = torch.empty(loose.nbytes, dtype=torch.uint8, device=device)
+                places.setdefault(source, []).append(Place(loose.tiles[0].offset, data))
+                made[loose.place] = data.view(tensors.torch_dtype(loose.dtype)).view(loose.shape)
+        fill([(File(file.fd, file.path, file.nbytes), some) for file, some in places.items()], device, group)
+        return {name: made[loose.place] for name, loose in found.items()}
+
+
+def _fitting(found: dict[str, Loose], globs: Sequence[str] | None, index: Path) -> dict[str, Loose]:
+    for glob in globs or ():
+        if not any(map(_selection([glob.removeprefix("!")]).takes, found)):
+            raise ValueError(f"only {glob}: {index} holds nothing of that name; it holds {len(found)} tensors")
+    return found if globs is None else {name: one for name, one in found.items() if _selection(globs).takes(name)}
+
+
+def _fetched(
+    found: WholeStep, entries: Sequence[Entry], device: torch.device, group: dist.ProcessGroup | None
+) -> dict[str, torch.Tensor]:
+    """New tensors with the bytes of these entries of the merged image."""
+    flat = {entry.name: torch.empty(entry.nbytes, dtype=torch.uint8, device=device) for entry in entries}
+    files = [_file(found, rank) for rank in range(len(found.ranks))]
+    places: list[list[Place]] = [[] for _ in files]
+    apart: list[tuple[torch.Tensor, Box, torch.Tensor]] = []  # boxes that lie scattered in their tensor
+    others: list[str] = []
+    for entry in entries:
+        pieces = found.pieces(entry.name)
+        if pieces is None or any(files[piece.rank] is None for piece in pieces):
+            others.append(entry.name)
+            continue
+        for piece in pieces:
+            target = _within(flat[entry.name], piece, entry.shape)
+            if target is None:
+                target = torch.empty(piece.nbytes, dtype=torch.uint8, device=device)
+                apart.append((_typed(flat[entry.name], entry.dtype, entry.shape), piece.box, target))
+            places[piece.rank].append(Place(piece.offset, target))
+    fill([(file, some) for file, some in zip(files, places, strict=True) if file is not None and some], device, group)
+    _read_piecewise(found, {name: flat[name] for name in others})
+    for whole, box, target in apart:
+        part = whole[tuple(slice(at, at + size) for at, size in zip(box.start, box.shape, strict=True))]
+        writes.copy_into(part, target.view(whole.dtype).view(box.shape))
+    return {entry.name: _typed(flat[entry.name], entry.dtype, entry.shape) for entry in entries}
+
+
+def _typed(flat: torch.Tensor, dtype: str, shape: Sequence[int]) -> torch.Tensor:
+    return flat.view(tensors.torch_dtype(dtype)).view(tuple(shape))
+
+
+def _file(found: WholeStep, rank: int) -> File | None:
+    """One rank's image, if it is a file here."""
+    source, record = found.source(rank), found.ranks[rank].record
+    if not isinstance(source, FileBytes):
+        return None
+    return File(source.fileno(), source.path, record.nbytes, record.chunk_bytes, record.checksums)
+
+
+def _within(flat: torch.Tensor, piece: Piece, shape: Sequence[int]) -> torch.Tensor | None:
+    """The bytes of a tensor of that shape that a piece of it is, if they lie in one run; else None."""
+    box = piece.box
+    whole = len(shape)
+    while whole and box.shape[whole - 1] == shape[whole - 1]:
+        whole -= 1
+    if any(size != 1 for size in box.shape[: max(whole - 1, 0)]):
+        return None
+    first = sum(start * stride for start, stride in zip(box.start, row_major(shape), strict=True))
+    begin = first * piece.nbytes // max(math.prod(box.shape), 1)
+    return flat[begin : begin + piece.nbytes]
+
+
+def _read_piecewise(found: WholeStep, flat: Mapping[str, torch.Tensor]) -> None:
+    """What lies in a store, or in no simple way, several tensors at a time; each chunk is checked before it is used."""
+
+    def read(name: str) -> None:
+        target = flat[name]
+        host = target if target.device.type == "cpu" else torch.empty(target.numel(), dtype=torch.uint8)
+        if host.numel():
+            view = memoryview((ctypes.c_char * host.numel()).from_address(host.data_ptr())).cast("B")
+            found.readable(found.tensors[name]).read_into(view, 0)
+        if host is not target:
+            target.copy_(host)
+
+    if not flat:
+        return
+    with ThreadPoolExecutor(config.restore_threads(), "zerostall-load") as threads:
+        list(threads.map(read, sorted(flat, key=lambda name: found.order(found.tensors[name]))))

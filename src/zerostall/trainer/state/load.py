@@ -1,4 +1,4 @@
-"""A stored state as new tensors on the CPU, with no objects to restore into."""
+"""A stored state as new tensors, with no objects to restore into."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zerostall.trainer.state.parts.optimizer_record import OptimizerRecord
 from zerostall.trainer.state.stored import StoredState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from zerostall.core.shards import Entry, View
     from zerostall.tiers.contract import Stored
@@ -25,18 +25,63 @@ _log = logging.getLogger(__name__)
 
 
 def tree(stored: Stored, image: memoryview, ranks: Sequence[Stored] = ()) -> dict[str, object]:
+    """As `tree_of`, on the CPU from the bytes of the image."""
+    state, data = _state(stored, ranks), writes.as_bytes(image)
+
+    def copied(entry: Entry) -> torch.Tensor:
+        made = torch.empty(entry.shape, dtype=tensors.torch_dtype(entry.dtype))
+        if entry.nbytes:
+            writes.copy_into(made, writes.read_view(state, data, writes.entry_view(entry)))
+        return made
+
+    return _Loading(state, _Tensors(state, copied).named).roots()
+
+
+def tree_of(
+    stored: Stored,
+    ranks: Sequence[Stored],
+    fetch: Callable[[Sequence[Entry]], Mapping[str, torch.Tensor]],
+    need: Callable[[str, str], bool] | None = None,
+) -> dict[str, object]:
     """Return what was saved, by root: containers as they were, a module or an optimizer as a dict.
 
     Every tensor is new memory of its own, but tensors that shared memory share it again. A module is a flat dict of
     tensors by path, an optimizer has "state" by parameter and "param_groups".
 
     Args:
-        stored, image: all of the step, as one rank would have stored it.
+        stored: all of the step, as one rank would have stored it.
         ranks: those that have, if they were several. Small values are rank 0's, and what only others have said; of
             what is each rank's own it is rank 0's, which is told.
+        fetch: gives new tensors by name for the entries that are needed; called once.
+        need: whether a tensor, by its root and its name, is needed; those that are not come without memory.
     """
-    state = StoredState.read(stored) if len(ranks) <= 1 else _of_ranks(stored, ranks)
-    return _Loading(state, _Tensors(state, writes.as_bytes(image)).named).roots()
+    state = _state(stored, ranks)
+    needed = None if need is None else _needed(state, need)
+    made = fetch([entry for entry in state.layout.entries if needed is None or entry.name in needed])
+
+    def entry_of(entry: Entry) -> torch.Tensor:
+        given = made.get(entry.name)
+        return _no_memory(entry) if given is None else given
+
+    return _Loading(state, _Tensors(state, entry_of).named).roots()
+
+
+def _needed(state: StoredState, need: Callable[[str, str], bool]) -> set[str]:
+    """The entries that have what is needed."""
+    chosen: set[str] = set()
+    for name, part in state.parts.items():
+        root = str(names.split(name)[0])
+        below = [other for other in (name, *state.below(name)) if need(root, other)]
+        chosen.update(below, refs.names_in(part.tree) if below else ())
+    return {state.views[name].base if name in state.views else name for name in chosen}
+
+
+def _no_memory(entry: Entry) -> torch.Tensor:
+    return torch.empty(entry.shape, dtype=tensors.torch_dtype(entry.dtype), device="meta")
+
+
+def _state(stored: Stored, ranks: Sequence[Stored]) -> StoredState:
+    return StoredState.read(stored) if len(ranks) <= 1 else _of_ranks(stored, ranks)
 
 
 def _of_ranks(stored: Stored, ranks: Sequence[Stored]) -> StoredState:
@@ -67,11 +112,11 @@ def outline(stored: Stored, tensor: Callable[[str], torch.Tensor]) -> dict[str, 
 
 
 class _Tensors:
-    """New tensors with the bytes of an image."""
+    """Tensors by name: of each entry the one that `entry` makes, once, and views of them."""
 
-    def __init__(self, stored: StoredState, image: torch.Tensor) -> None:
+    def __init__(self, stored: StoredState, entry: Callable[[Entry], torch.Tensor]) -> None:
         self._stored = stored
-        self._image = image
+        self._entry = entry
         self._made: dict[str, torch.Tensor] = {}
 
     def named(self, name: str) -> torch.Tensor:
@@ -81,10 +126,7 @@ class _Tensors:
             if view is not None:
                 made = writes.view_of(self.named(view.base), view)
             else:
-                entry = self._stored.layout.entries[self._stored.entries[name]]
-                made = torch.empty(entry.shape, dtype=tensors.torch_dtype(entry.dtype))
-                if entry.nbytes:
-                    writes.copy_into(made, writes.read_view(self._stored, self._image, writes.entry_view(entry)))
+                made = self._entry(self._stored.layout.entries[self._stored.entries[name]])
             self._made[name] = made
         return made
 

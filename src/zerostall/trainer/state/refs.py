@@ -120,13 +120,17 @@ class Resolver:
     outer: Mapping[str, object] = field(default_factory=dict)
 
 
+def _array(tensor: torch.Tensor) -> object:
+    return None if tensor.is_meta else tensor.cpu().numpy()  # nobody asked for what has no memory
+
+
 def resolve(tree: object, found: Resolver) -> object:
     """Return a tree with everything in place of its refs. Containers that can be changed are changed in place."""
     if isinstance(tree, TensorRef):
         return found.holder(tree.name)
     if isinstance(tree, ArrayRef):
         holder = found.holder(tree.name)
-        return holder.numpy() if isinstance(holder, torch.Tensor) else holder
+        return _array(holder) if isinstance(holder, torch.Tensor) else holder
     if isinstance(tree, SmallTensor):
         return tree.tensor()
     if isinstance(tree, PartRef):

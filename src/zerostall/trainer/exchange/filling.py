@@ -1,0 +1,231 @@
+"""Bytes of files into new tensors, on the host or a device, as fast as the disk gives them; on one rank or on many."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from zerostall import config, native
+from zerostall.core.layout import CHUNK
+from zerostall.errors import CorruptError, ZerostallError
+from zerostall.flow import straight
+from zerostall.telemetry import say_once
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+BLOCK = 4 << 20
+"""Bytes of one read; see native/checks.hpp."""
+
+ROUND = 64 << 20
+"""What one rank reads before it passes it on. Whole chunks, so that few are read on two ranks."""
+
+_SMALL = 1 << 20
+_WAIT = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """An open file, and what it must add up to.
+
+    Attributes:
+        checksums: of each chunk of `chunk_bytes` bytes; None where nobody knows.
+    """
+
+    fd: int
+    path: Path
+    nbytes: int
+    chunk_bytes: int = CHUNK
+    checksums: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Bytes `offset` and following of a file belong into `target`, flat bytes in one run."""
+
+    offset: int
+    target: torch.Tensor
+
+
+@dataclass(slots=True)
+class _Share:
+    """Places of one file that one rank reads, in the order of their bytes."""
+
+    file: File
+    places: list[Place] = field(default_factory=list)
+    nbytes: int = 0
+
+
+def fill(
+    wanted: Sequence[tuple[File, Sequence[Place]]], device: torch.device, group: dist.ProcessGroup | None = None
+) -> None:
+    """Read all places of all files; on a group, every rank a part, which it then gives to all others.
+
+    Every rank of the group gives the same places in the same order. No two of one file may overlap.
+
+    Raises:
+        CorruptError: bytes fail their checksum or are not there; on every rank of the group.
+        StorageError: a file cannot be read.
+    """
+    shares = [share for file, places in wanted for share in _cut(file, places)]
+    rank, size = (dist.get_rank(group), dist.get_world_size(group)) if group is not None else (0, 1)
+    with contextlib.closing(_Reader(device)) as reader:
+        if size == 1:
+            for share in shares:
+                reader.begin(share)
+            while reader.busy:
+                reader.end()
+            return
+        assert group is not None
+        rounds = [shares[first : first + size] for first in range(0, len(shares), size)]
+        for number, turn in enumerate([*rounds, []]):  # one round is read while the one before is passed on
+            problem = reader.problem() if number else ""
+            if rank < len(turn) and not problem:
+                reader.begin(turn[rank])
+            if number:
+                _agree(problem, device, group)
+                _pass_on(rounds[number - 1], device, group)
+
+
+class _Reader:
+    """Reads shares on threads of its own, the next one beginning before the one before has ended."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._pool = native.Pool("zerostall-load", config.restore_threads())
+        self._device: native.Device | None = None
+        if device.type == "cuda":
+            self._device = native.Device(device.index if device.index is not None else torch.cuda.current_device())
+            # New memory may be what kernels that were queued before still use.
+            torch.cuda.current_stream(device).synchronize()
+        self._staging = [self._stage() for _ in range(2)]
+        self._jobs: deque[tuple[native.Load, native.Segment, File]] = deque()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._jobs)
+
+    def begin(self, share: _Share) -> None:
+        """Begin to read, once there is staging memory for it."""
+        if not self._staging:
+            self.end()
+        file, places = share.file, [place for place in share.places if place.target.numel()]
+        plan = native.Plan(
+            nbytes=file.nbytes,
+            header=b"",
+            chunk_bytes=file.chunk_bytes,
+            offsets=[place.offset for place in places],
+            sizes=[place.target.numel() for place in places],
+        )
+        tensors = native.Tensors([place.target for place in places], [False] * len(places))
+        tensors.refresh()
+        on_device = places and places[0].target.is_cuda
+        direct_file = None
+        if self._device is not None and on_device:
+            direct_file = straight.device_file(self._device, file.fd, file.path)
+        staging = self._staging.pop()
+        job = native.Load(
+            self._pool,
+            plan,
+            tensors,
+            file.fd,
+            range(len(places)),
+            checksums=file.checksums,
+            direct=True,
+            staging=staging,
+            device=self._device if on_device else None,
+            straight=direct_file,
+        )
+        self._jobs.append((job, staging, file))
+
+    def end(self) -> None:
+        """Wait for the share that was begun first. Raises what went wrong with it, naming the file."""
+        job, staging, file = self._jobs.popleft()
+        try:
+            job.wait(_WAIT)
+        except CorruptError as error:
+            raise CorruptError(f"{file.path}: {error.args[0]}") from None
+        if job.fell_back:
+            say_once(f"load:{file.path.parent}", "%s: read through the page cache: %s", file.path.parent, job.fell_back)
+        if job.bounced:
+            say_once("gds-bounced", "cuFile reads into memory of its own first: %s", job.bounced)
+        self._staging.append(staging)
+
+    def problem(self) -> str:
+        """Wait for all that was begun; what went wrong, in words."""
+        try:
+            while self._jobs:
+                self.end()
+        except (ZerostallError, OSError) as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def close(self) -> None:
+        self._jobs.clear()  # letting go of a job ends it
+        self._pool.close()
+        for segment in self._staging:
+            segment.close()
+        if self._device is not None:
+            self._device.close()
+
+    def _stage(self) -> native.Segment:
+        segment = native.Segment("zerostall-staging", self._pool.threads * BLOCK)
+        if self._device is not None:
+            segment.pin(self._device, stretch=1 << 30, threads=1)
+        return segment
+
+
+def _cut(file: File, places: Sequence[Place]) -> Iterator[_Share]:
+    share = _Share(file)
+    for place in sorted(places, key=lambda place: place.offset):
+        share.places.append(place)
+        share.nbytes += place.target.numel()
+        if share.nbytes >= ROUND:
+            yield share
+            share = _Share(file)
+    if share.places:
+        yield share
+
+
+def _agree(problem: str, device: torch.device, group: dist.ProcessGroup) -> None:
+    """Raise on all ranks what went wrong on any."""
+    bad = torch.tensor([bool(problem)], dtype=torch.int32, device=device)
+    dist.all_reduce(bad, group=group)
+    if not bad.item():
+        return
+    told: list[str | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(told, problem, group=group)
+    raise CorruptError("; ".join(f"rank {rank}: {one}" for rank, one in enumerate(told) if one))
+
+
+def _pass_on(shares: Sequence[_Share], device: torch.device, group: dist.ProcessGroup) -> None:
+    """Every rank's share to all others: large tensors by themselves, small ones together."""
+    work: list[dist.Work | None] = []
+    packed: list[tuple[torch.Tensor, list[torch.Tensor], bool]] = []
+    me = dist.get_rank(group)
+    for owner, share in enumerate(shares):
+        source = dist.get_global_rank(group, owner)
+        small = [place.target for place in share.places if 0 < place.target.numel() < _SMALL]
+        for place in share.places:
+            if place.target.numel() >= _SMALL:
+                work.append(dist.broadcast(place.target, source, group=group, async_op=True))
+        if small:
+            pack = (
+                torch.cat(small)
+                if owner == me
+                else torch.empty(sum(map(torch.numel, small)), dtype=torch.uint8, device=device)
+            )
+            packed.append((pack, small, owner == me))
+            work.append(dist.broadcast(pack, source, group=group, async_op=True))
+    for one in work:
+        if one is not None:
+            one.wait()
+    for pack, small, mine in packed:
+        if not mine:
+            for target, part in zip(small, pack.split([one.numel() for one in small]), strict=True):
+                target.copy_(part)
