@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import mmap
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -27,6 +29,8 @@ ROUND = 64 << 20
 """What one rank reads before it passes it on. Whole chunks, so that few are read on two ranks."""
 
 _SMALL = 1 << 20
+_HUGE = 2 << 20
+_LIBC = ctypes.CDLL(None)
 _WAIT = 24 * 3600.0
 
 
@@ -91,6 +95,17 @@ def fill(
             if number:
                 _agree(problem, device, group)
                 _pass_on(rounds[number - 1], device, group)
+
+
+def new_bytes(nbytes: int, device: torch.device) -> torch.Tensor:
+    """Memory for one tensor. On the host in huge pages, where there are some: small ones cost more than reading."""
+    made = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    if device.type == "cpu" and nbytes >= 2 * _HUGE:
+        begin = -(-made.data_ptr() // _HUGE) * _HUGE
+        end = (made.data_ptr() + nbytes) // _HUGE * _HUGE
+        # Where the kernel has none the memory is as good, and slower to come by.
+        _LIBC.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_HUGEPAGE)
+    return made
 
 
 class _Reader:

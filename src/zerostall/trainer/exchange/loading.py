@@ -21,7 +21,7 @@ from zerostall.flow.readable import OpenFile
 from zerostall.flow.whole_step import opened_step
 from zerostall.tiers.image_bytes import FileBytes
 from zerostall.tiers.urls import is_url
-from zerostall.trainer.exchange.filling import File, Place, fill
+from zerostall.trainer.exchange.filling import File, Place, fill, new_bytes
 from zerostall.trainer.state import tensors, writes
 from zerostall.trainer.state.load import tree_of
 
@@ -136,7 +136,7 @@ def _load_files(
             source = loose.sources[0]
             assert isinstance(source, OpenFile)
             if loose.place not in made:
-                data = torch.empty(loose.nbytes, dtype=torch.uint8, device=device)
+                data = new_bytes(loose.nbytes, device)
                 places.setdefault(source, []).append(Place(loose.tiles[0].offset, data))
                 made[loose.place] = data.view(tensors.torch_dtype(loose.dtype)).view(loose.shape)
         fill([(File(file.fd, file.path, file.nbytes), some) for file, some in places.items()], device, group)
@@ -154,7 +154,7 @@ def _fetched(
     found: WholeStep, entries: Sequence[Entry], device: torch.device, group: dist.ProcessGroup | None
 ) -> dict[str, torch.Tensor]:
     """New tensors with the bytes of these entries of the merged image."""
-    flat = {entry.name: torch.empty(entry.nbytes, dtype=torch.uint8, device=device) for entry in entries}
+    flat = {entry.name: new_bytes(entry.nbytes, device) for entry in entries}
     files = [_file(found, rank) for rank in range(len(found.ranks))]
     places: list[list[Place]] = [[] for _ in files]
     apart: list[tuple[torch.Tensor, Box, torch.Tensor]] = []  # boxes that lie scattered in their tensor
@@ -167,7 +167,7 @@ def _fetched(
         for piece in pieces:
             target = _within(flat[entry.name], piece, entry.shape)
             if target is None:
-                target = torch.empty(piece.nbytes, dtype=torch.uint8, device=device)
+                target = new_bytes(piece.nbytes, device)
                 apart.append((_typed(flat[entry.name], entry.dtype, entry.shape), piece.box, target))
             places[piece.rank].append(Place(piece.offset, target))
     fill([(file, some) for file, some in zip(files, places, strict=True) if file is not None and some], device, group)
