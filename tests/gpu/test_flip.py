@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,24 +103,65 @@ def test_a_scaler_and_an_overflow() -> None:
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_a_graph_of_the_step_replays() -> None:
-    mine, theirs = parameters(), parameters()
-    graphed, plain = optim.AdamW(mine, capturable=True), optim.AdamW(theirs)
-    for one, other in zip(mine, theirs, strict=True):
-        one.grad, other.grad = torch.ones_like(one), torch.ones_like(other)
+def warmed_up(optimizer: optim.AdamW, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """A graph of the step, which has been taken once before."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        graphed.step()
+        step()
     torch.cuda.current_stream().wait_stream(side)
-    plain.step()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
+        step()
+    return graph
+
+
+@pytest.mark.filterwarnings("ignore:This instance was constructed with capturable")
+@pytest.mark.parametrize("whole", [False, True])  # with forward and backward, whose gradients are then the graph's own
+def test_a_graph_of_the_step_replays(whole: bool) -> None:
+    mine, theirs = parameters(), parameters()
+    graphed, plain = optim.AdamW(mine, capturable=True), optim.AdamW(theirs)
+
+    def backward(trained: list[nn.Parameter]) -> None:
+        sum((parameter * parameter).sum() for parameter in trained).backward()  # type: ignore[union-attr]
+
+    def step() -> None:
+        if whole:
+            graphed.zero_grad()
+            backward(mine)
         graphed.step()
-    for _ in range(5):
-        graph.replay()
+
+    def plain_step(times: float = 1) -> None:
+        if whole:
+            plain.zero_grad()
+            backward(theirs)
+        for parameter in theirs:
+            gradient = parameter.grad if whole else None
+            parameter.grad = (torch.ones_like(parameter) if gradient is None else gradient) * times
         plain.step()
-    assert_same(dict(enumerate(mine)), dict(enumerate(theirs)))  # type: ignore[arg-type]
+
+    for one in mine:
+        one.grad = torch.ones_like(one)
+    graph = warmed_up(graphed, step)
+    plain_step()
+    for _ in range(3):
+        graph.replay()
+        plain_step()
+    for _ in range(3):  # a step outside of it has tables of its own
+        kept = [parameter.grad for parameter in mine]
+        if whole:
+            graphed.zero_grad()
+            backward(mine)
+        for parameter in mine:
+            gradient = parameter.grad if whole else None
+            parameter.grad = (torch.ones_like(parameter) if gradient is None else gradient) * 2
+        graphed.step()
+        plain_step(2)
+        for parameter, gradient in zip(mine, kept, strict=True):
+            parameter.grad = gradient
+        graph.replay()
+        plain_step()
+        assert_same(dict(enumerate(mine)), dict(enumerate(theirs)))  # type: ignore[arg-type]
 
 
 def heavy(width: int = 8192, layers: int = 4) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -94,3 +95,13 @@ def test_gradients_that_come_and_go() -> None:
                 parameter.grad = torch.randn(parameter.shape, generator=generator) if number in present else None
             optimizer.step()
     assert_same(everything(ours), everything(theirs))
+
+
+def test_gradients_are_not_kept() -> None:
+    mine = parameters(shapes=SHAPES)
+    optimizer = optim.AdamW(mine)
+    for _ in range(2):
+        train(optimizer, steps=1)
+        gradients = [weakref.ref(parameter.grad) for parameter in mine]
+        optimizer.zero_grad()
+        assert all(gradient() is None for gradient in gradients)

@@ -25,7 +25,7 @@ class Roster:
     """The tensors of one parameter group that take part in a step.
 
     Attributes:
-        lists: with the gradients of this step.
+        lists: with the gradients of this step, while it lasts.
         gradients: of these, what is here.
         batches: what kernels update.
         rest: places of what they cannot.
@@ -64,6 +64,11 @@ class Roster:
         self.gradients = gradients if self._plain else list(map(local, gradients))
         return all(batch.still(self.lists) for batch in self.batches)
 
+    def let_go(self) -> None:
+        """Whoever sets gradients to None frees them."""
+        self.lists.gradients = []
+        self.gradients = []
+
 
 class Rosters:
     """Of one optimizer."""
@@ -77,13 +82,13 @@ class Rosters:
     def of(self, optimizer: torch.optim.Optimizer, gather: Callable[[Group], Lists]) -> list[Roster]:
         """Those of this step. `gather` makes the lists of a group, and state that is not there yet."""
         if self._watch is None or self._state is not optimizer.state or not self._watch.same():
-            self._let_go(self._rosters)
+            self._forget(self._rosters)
             self._rosters = [Roster(group, gather(group)) for group in optimizer.param_groups]
             self._watch_over(optimizer)
             return self._rosters
         for number, roster in enumerate(self._rosters):
             if not roster.follow():
-                self._let_go([roster])
+                self._forget([roster])
                 self._rosters[number] = Roster(roster.group, gather(roster.group))
         if not self._watch.same():
             self._watch_over(optimizer)
@@ -95,7 +100,7 @@ class Rosters:
         lists = [group["params"] for group in optimizer.param_groups]
         self._watch = native.Watch([optimizer.param_groups, *lists, optimizer.state, *states])
 
-    def _let_go(self, rosters: list[Roster]) -> None:
+    def _forget(self, rosters: list[Roster]) -> None:
         """A graph's replays go on reading what is told to the kernels of the batches that it has seen."""
         self._recorded += [batch for roster in rosters for batch in roster.batches if batch.table.recorded]
 

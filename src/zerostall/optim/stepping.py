@@ -70,9 +70,13 @@ class Stepping(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         rosters = self._rosters.of(self, self._gather)
-        with self._flips.turn(roster.lists for roster in rosters if not roster.group.get("capturable")) as turn:
+        try:
+            with self._flips.turn(roster.lists for roster in rosters if not roster.group.get("capturable")) as turn:
+                for roster in rosters:
+                    self._update(roster, turn)
+        finally:
             for roster in rosters:
-                self._update(roster, turn)
+                roster.let_go()
         return loss
 
     def _update(self, roster: Roster, turn: Turn) -> None:

@@ -50,14 +50,18 @@ class Table:
         self.columns = torch.zeros(self.rows * WIDTH, dtype=torch.int64, device=device)
         self._numbers = array("q", bytes(8 * self.rows * WIDTH))
         self._known: list[list[int]] = [[0] * self.rows for _ in range(WIDTH)]
-        self._stale = False
-        self._recorded: list[torch.Tensor] = []
+        self._stale = True
+        self._mine = True  # no graph reads the columns
+        self._promised = False  # they are there only once a graph is replayed
+        self._lent: list[torch.Tensor] = []
+        # Pinned memory cannot always be had while a graph is captured.
+        self._pinned = torch.empty_like(self.columns, device="cpu", pin_memory=True) if self.columns.is_cuda else None
         self.put(SIZE, list(sizes))
 
     @property
     def recorded(self) -> bool:
         """Whether a graph reads it at every replay."""
-        return bool(self._recorded)
+        return bool(self._lent)
 
     def put(self, column: int, numbers: list[int]) -> None:
         if numbers != self._known[column]:
@@ -66,13 +70,27 @@ class Table:
             self._stale = True
 
     def upload(self) -> None:
-        """Bring what was put to the device, if any of it is new."""
-        capturing = self.columns.is_cuda and torch.cuda.is_current_stream_capturing()
-        if not (self._stale or capturing or self._recorded):
-            return
-        self._stale = False
-        numbers = torch.frombuffer(self._numbers, dtype=torch.int64)
-        numbers = numbers.pin_memory() if self.columns.is_cuda else numbers
-        if capturing:  # every replay brings these, whatever there is by then; so every other step brings its own
-            self._recorded.append(numbers)
-        self.columns.copy_(numbers, non_blocking=True)
+        """Bring what was put to the device, if any of it is new.
+
+        What a graph that is being captured will read is left to it, and later steps take other columns.
+        """
+        if self.columns.is_cuda and torch.cuda.is_current_stream_capturing():
+            self._lend()
+        elif self._stale or not self._mine:
+            if not self._mine:
+                self.columns = torch.empty_like(self.columns)
+            numbers = torch.frombuffer(self._numbers, dtype=torch.int64)
+            self.columns.copy_(numbers.pin_memory() if self.columns.is_cuda else numbers, non_blocking=True)
+            self._stale, self._mine, self._promised = False, True, False
+
+    def _lend(self) -> None:
+        if self._stale or self._promised:
+            numbers = torch.frombuffer(self._numbers, dtype=torch.int64)
+            pinned, self._pinned = self._pinned, None
+            pinned = numbers.pin_memory() if pinned is None else pinned.copy_(numbers)
+            self.columns = torch.empty_like(self.columns)
+            self.columns.copy_(pinned, non_blocking=True)
+            self._lent.append(pinned)
+            self._promised = True
+        self._lent.append(self.columns)
+        self._stale = self._mine = False
