@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from zerostall.optim.lists import Lists, local
+from zerostall.optim.lists import Lists, local, locals_of
 from zerostall.optim.tables import GRADIENT, INTERPRETED, KEPT, MOMENTS, PARAMETER, STEP, Table
 from zerostall.telemetry import say_once
 
@@ -38,12 +38,13 @@ class Batch:
     def __init__(self, kind: Kind, places: list[int], lists: Lists) -> None:
         mine = lists.pick(places)
         self.kind = kind
-        self.parameters = list(map(local, mine.parameters))
-        self.moments = [list(map(local, tensors)) for tensors in mine.moments]
+        self.parameters = locals_of(mine.parameters)
+        self.moments = [locals_of(tensors) for tensors in mine.moments]
         self.table = Table(kind.device, [parameter.numel() for parameter in self.parameters])
         self._places = places
         self._all = len(places) == len(lists.parameters)
-        self._tensors = [*self.parameters, *map(local, mine.steps), *chain.from_iterable(self.moments)]
+        self._tensors = [*self.parameters, *locals_of(mine.steps), *chain.from_iterable(self.moments)]
+        self._ids = list(map(id, self.parameters)), [list(map(id, tensors)) for tensors in self.moments]
         self._straight = all(map(torch.Tensor.is_contiguous, self.parameters))
         self._addresses: list[int] = []
         self._apart = False  # whether somewhere the table has a kept parameter, or a moment read elsewhere
@@ -90,23 +91,25 @@ class Batch:
     def _point_at_state(self, turn: Turn) -> None:
         rows, table = self.table.rows, self.table
         table.put(PARAMETER, self._addresses[:rows])
-        kept = [turn.kept.get(one) for one in self.parameters] if turn.kept else []
+        ids, moment_ids = self._ids
+        kept = map(turn.kept.get, ids) if turn.kept else ()
         table.put(KEPT, [aside.data_ptr() if aside is not None else 0 for aside in kept] or [0] * rows)
         at = len(self._tensors) - rows * len(self.moments)
         if at > rows:
             table.put(STEP, self._addresses[rows:at])
         for number, tensors in enumerate(self.moments):
             into = self._addresses[at : at + rows]
-            left = [turn.flipped.get(one, one) for one in tensors] if turn.flipped else []
+            left = list(map(turn.flipped.get, moment_ids[number], tensors)) if turn.flipped else []
             table.put(MOMENTS + 2 * number, _addresses(left) or into)
             table.put(MOMENTS + 2 * number + 1, into)
             at += rows
 
     def written(self, turn: Turn) -> None:
         """Tell the turn, and torch, which counts only the changes that its own operations make."""
-        for tensors, waiting in ((self.parameters, turn.kept), *((one, turn.flipped) for one in self.moments)):
-            for tensor in tensors if waiting else ():
-                waiting.pop(tensor, None)
+        ids, moment_ids = self._ids
+        for keys, waiting in ((ids, turn.kept), *((keys, turn.flipped) for keys in moment_ids)):
+            for key in keys if waiting else ():
+                waiting.pop(key, None)
         torch.autograd.graph.increment_version(self._changed)
 
 

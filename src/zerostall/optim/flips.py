@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from itertools import repeat
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from zerostall.optim.lists import local
+from zerostall.optim.lists import locals_of
 from zerostall.telemetry import say_once
 
 if TYPE_CHECKING:
@@ -19,31 +21,34 @@ if TYPE_CHECKING:
     from zerostall.core.reading import Claim, Reader
     from zerostall.optim.lists import Lists
 
+_nbytes, _place = attrgetter("nbytes"), itemgetter(0)
+
+_Found: TypeAlias = "tuple[int, Tensor, bool]"
+"""A place in the image, the tensor that is to be read, and whether it moves; else its bytes are kept aside."""
+
 
 @dataclass(slots=True)
 class Spare:
     """Memory shaped like a tensor's own. `claim`: a snapshot may read it until that is over."""
 
+    tensor: Tensor
     memory: Tensor
     claim: Claim | None = None
-
-    def idle(self) -> bool:
-        if self.claim is not None and self.claim.over():
-            self.claim = None
-        return self.claim is None
 
 
 @dataclass(slots=True)
 class Turn:
     """One step. What is in it has still to be brought in order, by whoever updates the tensor.
 
+    Keys are ids of tensors, whose own hash takes torch ten times as long.
+
     Attributes:
         flipped: tensor → the memory it has left, which holds its bytes; its own holds nothing yet.
         kept: parameter → where its bytes of now must go before it is changed.
     """
 
-    flipped: dict[Tensor, Tensor] = field(default_factory=dict)
-    kept: dict[Tensor, Tensor] = field(default_factory=dict)
+    flipped: dict[int, Tensor] = field(default_factory=dict)
+    kept: dict[int, Tensor] = field(default_factory=dict)
 
     def settle(self, tensors: Iterable[Tensor]) -> None:
         """Copy, for an update that knows nothing of flips."""
@@ -52,10 +57,10 @@ class Turn:
         to: list[Tensor] = []
         of: list[Tensor] = []
         for tensor in tensors:
-            if (old := self.flipped.pop(tensor, None)) is not None:
+            if (old := self.flipped.pop(id(tensor), None)) is not None:
                 to.append(tensor)
                 of.append(old)
-            if (aside := self.kept.pop(tensor, None)) is not None:
+            if (aside := self.kept.pop(id(tensor), None)) is not None:
                 to.append(aside)
                 of.append(tensor)
         if to:
@@ -66,26 +71,26 @@ class Flips:
     """Of one optimizer. At most `budget` bytes of other memory, kept for the next snapshot.
 
     A moment's *tensor* stays the same object for good; its memory is one of two. A parameter's memory never changes.
+
+    Attributes:
+        nbytes: bytes of other memory held now.
     """
 
     def __init__(self) -> None:
         self.reader: Reader | None = None
+        self.nbytes = 0
         self._budget = 0
-        self._spares: dict[Tensor, Spare] = {}
+        self._spares: dict[int, Spare] = {}  # by the tensor's id
 
     def ask(self, reader: Reader | None, budget: int) -> None:
         self.reader = reader
         self._budget = budget
-        self._spares = {}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of other memory held now."""
-        return sum(spare.memory.nbytes for spare in self._spares.values())
+        self.forget()
 
     def forget(self) -> None:
         """The optimizer's tensors are others from now on."""
         self._spares = {}
+        self.nbytes = 0
 
     @contextlib.contextmanager
     def turn(self, groups: Iterable[Lists]) -> Iterator[Turn]:
@@ -96,56 +101,66 @@ class Flips:
         if reader is None or pending is None:
             yield turn
             return
-        chosen = self._choose(pending, list(groups)) if pending else []
-        claim = reader.claim(
-            [(place, tensor.data) for place, tensor, _, moves in chosen if moves],
-            [(place, spare.memory) for place, _, spare, moves in chosen if not moves],
-        )
+        chosen = self._choose(pending, groups) if pending else []
+        left = [(place, tensor.data) for (place, tensor, moves), _ in chosen if moves]
+        claim = reader.claim(left, [(place, spare.memory) for (place, _, moves), spare in chosen if not moves])
         try:
-            for _, tensor, spare, moves in chosen:
+            leaving = iter(left)
+            for (_, tensor, moves), spare in chosen:
                 spare.claim = claim
                 if moves:
-                    left, tensor.data = tensor.data, spare.memory
-                    turn.flipped[tensor] = spare.memory = left
+                    tensor.data, (_, spare.memory) = spare.memory, next(leaving)
+                    turn.flipped[id(tensor)] = spare.memory
                 else:
-                    turn.kept[tensor] = spare.memory
+                    turn.kept[id(tensor)] = spare.memory
             yield turn
         finally:
             # What nobody has updated, be it for an error, still has to be where the snapshot and training look for it.
-            turn.settle([*turn.flipped, *turn.kept])
+            turn.settle(tensor for (_, tensor, _), _ in chosen)
             claim.release()
 
-    def _choose(
-        self, pending: Mapping[tuple[int, int], int], groups: Iterable[Lists]
-    ) -> list[tuple[int, Tensor, Spare, bool]]:
-        """The tensors that are read last, as far as there is memory: place, tensor, other memory, whether it moves."""
-        found = [
-            (place, tensor, moves)
-            for lists in groups
-            for tensors, moves in ((lists.all_moments(), True), (lists.parameters, False))
-            for tensor in map(local, tensors)
-            if (place := pending.get((tensor.data_ptr(), tensor.nbytes))) is not None
-        ]
-        found.sort(key=lambda one: one[0], reverse=True)
-        wanted = {tensor for _, tensor, _ in found}
-        chosen: list[tuple[int, Tensor, Spare, bool]] = []
-        for place, tensor, moves in found:
-            spare = self._spares.get(tensor)
+    def _choose(self, pending: Mapping[tuple[int, int], int], groups: Iterable[Lists]) -> list[tuple[_Found, Spare]]:
+        """The tensors that are read last, as far as there is memory."""
+        found = _pending_of(pending, groups)
+        self._see_what_is_over()
+        chosen: list[tuple[_Found, Spare]] = []
+        unwanted: list[Spare] | None = None
+        for one in found:
+            _, tensor, _ = one
+            spare = self._spares.get(id(tensor))
             if spare is None:
-                spare = self._new_spare(tensor, wanted)
-            if spare is None or not spare.idle():
-                continue
-            chosen.append((place, tensor, spare, moves))
+                over = self.nbytes + tensor.nbytes - self._budget
+                if over > 0:
+                    unwanted = self._unwanted(found) if unwanted is None else unwanted
+                    if not self._make_room(over, unwanted):
+                        continue
+                spare = self._new_spare(tensor)
+            if spare is not None and spare.claim is None:
+                chosen.append((one, spare))
         return chosen
 
-    def _new_spare(self, tensor: Tensor, wanted: set[Tensor]) -> Spare | None:
-        over = self.nbytes + tensor.nbytes - self._budget
-        idle = [one for one, spare in self._spares.items() if one not in wanted and spare.idle()] if over > 0 else []
-        if over > sum(one.nbytes for one in idle):
-            return None
-        for one in idle:
-            if over > 0:
-                over -= self._spares.pop(one).memory.nbytes
+    def _see_what_is_over(self) -> None:
+        claims = {id(spare.claim): spare.claim for spare in self._spares.values() if spare.claim is not None}
+        over = {key for key, claim in claims.items() if claim.over()}
+        for spare in self._spares.values() if over else ():
+            if id(spare.claim) in over:
+                spare.claim = None
+
+    def _unwanted(self, found: list[_Found]) -> list[Spare]:
+        wanted = {id(tensor) for _, tensor, _ in found}
+        return [spare for key, spare in self._spares.items() if key not in wanted and spare.claim is None]
+
+    def _make_room(self, nbytes: int, unwanted: list[Spare]) -> bool:
+        if nbytes > sum(spare.memory.nbytes for spare in unwanted):
+            return False
+        while nbytes > 0:
+            spare = unwanted.pop(0)
+            del self._spares[id(spare.tensor)]
+            nbytes -= spare.memory.nbytes
+            self.nbytes -= spare.memory.nbytes
+        return True
+
+    def _new_spare(self, tensor: Tensor) -> Spare | None:
         try:
             memory = torch.empty_like(tensor, requires_grad=False)
         except torch.OutOfMemoryError as error:
@@ -159,5 +174,18 @@ class Flips:
             return None
         if memory.stride() != tensor.stride():
             return None  # it does not fill its memory; read at the guard, as with every other optimizer
-        spare = self._spares[tensor] = Spare(memory)
+        spare = self._spares[id(tensor)] = Spare(tensor, memory)
+        self.nbytes += memory.nbytes
         return spare
+
+
+def _pending_of(pending: Mapping[tuple[int, int], int], groups: Iterable[Lists]) -> list[_Found]:
+    """What is read last comes first."""
+    found: list[_Found] = []
+    for lists in groups:
+        for tensors, moves in ((list(lists.all_moments()), True), (lists.parameters, False)):
+            here = locals_of(tensors)
+            places = map(pending.get, zip(map(torch.Tensor.data_ptr, here), map(_nbytes, here), strict=True))
+            found += [one for one in zip(places, here, repeat(moves), strict=False) if one[0] is not None]  # pyright: ignore[reportAssignmentType]
+    found.sort(key=_place, reverse=True)
+    return found

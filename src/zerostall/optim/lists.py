@@ -44,3 +44,7 @@ def local(tensor: Tensor) -> Tensor:
     # Not to_local(), which makes a new tensor at each call where this is a parameter.
     inner = getattr(tensor, "_local_tensor", None)
     return inner if isinstance(inner, torch.Tensor) else tensor
+
+
+def locals_of(tensors: list[Tensor]) -> list[Tensor]:
+    return tensors if PLAIN.issuperset(map(type, tensors)) else list(map(local, tensors))

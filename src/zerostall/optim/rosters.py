@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerostall import native
 from zerostall.optim.batches import Batch, sort
-from zerostall.optim.lists import PLAIN, Lists, local
+from zerostall.optim.lists import PLAIN, Lists, local, locals_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,8 +38,7 @@ class Roster:
         self._setting = _setting(group)
         self._present = [one is not None for one in map(_gradient, self._everyone)]
         self._types, self._dtypes = list(map(type, lists.gradients)), list(map(_dtype, lists.gradients))
-        self._plain = PLAIN.issuperset(self._types)
-        self.gradients = lists.gradients if self._plain else list(map(local, lists.gradients))
+        self.gradients = locals_of(lists.gradients)
         tensors = chain(lists.parameters, lists.steps, lists.all_moments())
         self._sharded = [one for one in tensors if type(one) not in PLAIN]
         self._shards = list(map(local, self._sharded))
@@ -61,7 +60,7 @@ class Roster:
         if self._setting != _setting(self.group) or not all(map(is_, map(local, self._sharded), self._shards)):
             return False
         self.lists.gradients = gradients
-        self.gradients = gradients if self._plain else list(map(local, gradients))
+        self.gradients = locals_of(gradients)
         return all(batch.still(self.lists) for batch in self.batches)
 
     def let_go(self) -> None:

@@ -9,7 +9,7 @@ import torch
 from zerostall.errors import CapabilityError
 from zerostall.optim.batches import Batch, split
 from zerostall.optim.flips import Flips
-from zerostall.optim.lists import Lists, local
+from zerostall.optim.lists import Lists, locals_of
 from zerostall.optim.rosters import Group, Roster, Rosters
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Stepping(torch.optim.Optimizer):
     def _settle_and_update(self, group: Group, lists: Lists, turn: Turn, *, foreach: bool | None, fused: bool) -> None:
         if not lists.parameters:
             return
-        turn.settle(map(local, [*lists.all_moments(), *lists.parameters]))
+        turn.settle(locals_of([*lists.all_moments(), *lists.parameters]))
         self._update_by_torch(group, lists, foreach=foreach, fused=fused)
         if fused:  # torch counts no change of its own fused operations
             torch.autograd.graph.increment_version([*lists.parameters, *lists.all_moments()])
