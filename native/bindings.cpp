@@ -8,6 +8,7 @@
 #include "crc32c.hpp"
 #include "error.hpp"
 #include "patterns.hpp"
+#include "peer.hpp"
 #include "pinned.hpp"
 #include "segment.hpp"
 
@@ -62,6 +63,9 @@ void bind_devices(nb::module_& m) {
       .def(
           "load_probes", [](const Device& d) { d.device->probes(); }, nogil(),
           "Have the driver compile the kernel that captures look at sources with. DeviceError: it refuses.")
+      .def_prop_ro(
+          "memory", [](const Device& d) { return zs::memory_of(*d.device->context()); },
+          "Free and total bytes of the device.")
       .def(
           "close", [](const Device& d) { d.device->close(); }, nogil(),
           "End the thread. Jobs on the device that are not done fail.");
@@ -216,6 +220,7 @@ NB_MODULE(_native, m) {
   zs::python::bind_memory(m);
   zs::python::bind_tensors(m);
   zs::python::bind_jobs(m);
+  zs::python::bind_peer(m);
   zs::python::bind_probes(m);
   zs::python::bind_device_files(m);
 }

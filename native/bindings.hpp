@@ -5,6 +5,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 #include <unistd.h>
 
@@ -126,6 +127,7 @@ void make(JobOf<T>* self, std::vector<nb::object> keep, Begin&& begin, bool brie
 void bind_memory(nb::module_& m);        // bindings.cpp
 void bind_tensors(nb::module_& m);       // bindings_tensors.cpp
 void bind_jobs(nb::module_& m);          // bindings_jobs.cpp
+void bind_peer(nb::module_& m);          // bindings_peer.cpp
 void bind_device_files(nb::module_& m);  // bindings_device_files.cpp
 void bind_probes(nb::module_& m);        // bindings_probe.cpp
 

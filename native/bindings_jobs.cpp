@@ -50,7 +50,7 @@ void bind_copies(nb::module_& m) {
           "__init__",
           [](Capture* self, nb::object pool, const Plan& plan, nb::object sources, uint64_t image,
              nb::object at_once, int announce, const Streams& streams, std::optional<uint64_t> ahead,
-             bool held, std::pair<uint64_t, uint64_t> sampling) {
+             bool held, std::pair<uint64_t, uint64_t> sampling, uint64_t peer) {
             zs::Arrays arrays = nb::cast<zs::Tensors&>(sources).sources();
             const auto& workers = nb::cast<const zs::Pool&>(pool);
             std::vector<nb::object> keep{pool, sources};
@@ -63,17 +63,18 @@ void bind_copies(nb::module_& m) {
                   return zs::Capture::begin(workers, plan.plan, std::move(arrays), pointer<std::byte>(image),
                                             pieces, announce, std::move(trainings),
                                             ahead.value_or(zs::kForecast), held,
-                                            {sampling.first, sampling.second});
+                                            {sampling.first, sampling.second}, peer);
                 },
                 brief);
           },
           "pool"_a, "plan"_a, "sources"_a, "image"_a, nb::kw_only(), "at_once"_a, "announce"_a = -1,
           "streams"_a = Streams(), "ahead"_a.none() = UINT64_MAX, "held"_a = false,
-          "sampling"_a = std::pair<uint64_t, uint64_t>(),
+          "sampling"_a = std::pair<uint64_t, uint64_t>(), "peer"_a = 0,
           nb::sig("def __init__(self, pool: Pool, plan: Plan, sources: Tensors, image: int, *, "
                   "at_once: collections.abc.Iterable[int] | Pieces, announce: int = -1, "
                   "streams: collections.abc.Sequence[tuple[Device, int]] = (), ahead: int | None = 2**64 - "
-                  "1, held: bool = False, sampling: tuple[int, int] = (0, 0)) -> None"),
+                  "1, held: bool = False, sampling: tuple[int, int] = (0, 0), "
+                  "peer: int = 0) -> None"),
           "Pieces in `at_once` (best as Pieces, where it is the same each time) are copied before this "
           "returns. Call sources.refresh() right before.\n\n"
           "At the end 1 is added to the eventfd `announce`, which must stay open until then. `streams`: of "
@@ -85,7 +86,10 @@ void bind_copies(nb::module_& m) {
           "as should have landed by then, by what was measured before. `held`: the pool's threads begin at "
           "start(). `sampling`: (turn, every): every so many-th of a device's chunks, from the turn-th on "
           "and one at "
-          "least, is looked at by the device itself, in the order of its stream; every = 0: none.")
+          "least, is looked at by the device itself, in the order of its stream; every = 0: none. `peer`: "
+          "address of memory of another device; what is on devices goes there, to its place in the image, "
+          "and "
+          "only the rest into `image`.")
       .def(
           "start", [](const Capture& c) { c.get().start(); }, "Let the pool's threads begin.")
       .def(
@@ -135,10 +139,24 @@ void bind_copies(nb::module_& m) {
           [](const Capture& c) {
             if (!c.job->done() || c.job->cancelled())
               throw zs::Error(zs::Kind::usage, "a capture has checksums when it is done");
+            if (c.get().to_peer())
+              throw zs::Error(zs::Kind::usage, "what lies in another device's memory has no checksums yet");
             c.job->rethrow();
             return c.get().checksums();
           },
-          "CRC-32C of each chunk of the image, when done.");
+          "CRC-32C of each chunk of the image, when done.")
+      .def_prop_ro(
+          "on_devices", [](const Capture& c) { return c.get().on_devices(); },
+          "Offset and size of what of the image lies on devices, rising.")
+      .def(
+          "samples",
+          [](const Capture& c) {
+            std::vector<std::tuple<uint64_t, uint64_t, uint32_t>> samples;
+            for (const auto& [offset, nbytes, checksum] : c.get().samples())
+              samples.emplace_back(offset, nbytes, checksum);
+            return samples;
+          },
+          "Offset in the image, size and CRC-32C of what the device looked at of its sources, when done.");
 
   nb::class_<Scatter, Job>(m, "Scatter", "Image to tensors.")
       .def(

@@ -18,17 +18,17 @@ constexpr uint64_t kWarm = 128 << 10;  // shorter ones afterwards, from a cache 
 std::shared_ptr<Capture> Capture::begin(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sources,
                                         std::byte* image, const Pieces& pieces, int announce,
                                         std::vector<Training> trainings, uint64_t ahead, bool held,
-                                        Sampling sampling) {
+                                        Sampling sampling, CUdeviceptr peer) {
   check(*plan, sources, trainings);
   std::shared_ptr<const AtOnce> at_once = plan->at_once(sources, pieces);
   std::vector<Drain> drains;
   for (Training& training : trainings) {
-    Drain drain = drain_of(*plan, sources, image, *at_once, std::move(training), ahead);
+    Drain drain = drain_of(*plan, sources, image, *at_once, std::move(training), ahead, peer);
     drain.lane->sampling = sampling;
     if (!drain.lane->parts.empty()) drains.push_back(std::move(drain));
   }
-  std::shared_ptr<Capture> capture(
-      new Capture(pool, std::move(plan), std::move(sources), image, std::move(at_once), std::move(drains)));
+  std::shared_ptr<Capture> capture(new Capture(pool, std::move(plan), std::move(sources), image,
+                                               std::move(at_once), std::move(drains), peer));
   capture->announce_to(announce);
   try {
     capture->start_lanes();
@@ -61,12 +61,13 @@ uint64_t parts_of(const Drains& drains) {
 }  // namespace
 
 Capture::Capture(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sources, std::byte* image,
-                 std::shared_ptr<const AtOnce> at_once, std::vector<Drain> drains)
+                 std::shared_ptr<const AtOnce> at_once, std::vector<Drain> drains, CUdeviceptr peer)
     : Job(pool.workers(), plan->chunks() + parts_of(drains), parts_of(drains)),
       plan_(std::move(plan)),
       sources_(std::move(sources)),
       at_once_(std::move(at_once)),
       image_(image),
+      peer_(peer),
       checksums_(plan_->chunks()),
       drains_(std::move(drains)),
       unreleased_(plan_->chunks()) {
@@ -95,7 +96,7 @@ bool Capture::bring(uint64_t chunk) noexcept {
 
 void Capture::check_chunk(uint64_t chunk) {
   const uint64_t begin = plan_->chunk_begin(chunk), end = plan_->chunk_end(chunk);
-  checksums_[chunk] = crc32c(image_ + begin, end - begin);
+  if (!to_peer()) checksums_[chunk] = crc32c(image_ + begin, end - begin);
   add_progress(end - begin);
 }
 

@@ -66,11 +66,13 @@ class Capture final : public Job, private Landing {
   // contiguous there. `ahead`: chunks that a guard waits for, however few of them have landed; kForecast:
   // those that should land by then. `held`: what is left for the host's threads waits for start(), so that
   // none of them competes with what the caller has still to do. `sampling`: of each device's chunks, those of
-  // which it looks at the sources itself, in the order of its training stream.
+  // which it looks at the sources itself, in the order of its training stream. `peer`: memory of another
+  // device, of the image's size. What lies on devices goes there, each byte to its place in the image, and
+  // only the rest into `image`; there are no checksums then.
   static std::shared_ptr<Capture> begin(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sources,
                                         std::byte* image, const Pieces& at_once, int announce = -1,
                                         std::vector<Training> trainings = {}, uint64_t ahead = UINT64_MAX,
-                                        bool held = false, Sampling sampling = {});
+                                        bool held = false, Sampling sampling = {}, CUdeviceptr peer = 0);
   ~Capture() override;
   using Job::start;
 
@@ -92,8 +94,19 @@ class Capture final : public Job, private Landing {
   // How long the devices took, or the host where there are none, when done.
   double drain_seconds() const;
 
-  // Once done and not cancelled.
+  // Once done and not cancelled; not of what went to a peer.
   Comparison compare_sources() const;
+
+  // What was looked at of the sources: offset in the image, size and CRC-32C. Once done.
+  struct Sample {
+    uint64_t offset, nbytes;
+    uint32_t checksum;
+  };
+  std::vector<Sample> samples() const;
+
+  // What of the image lies on devices: offsets and sizes, rising; none touches the next.
+  std::vector<std::pair<uint64_t, uint64_t>> on_devices() const;
+  bool to_peer() const { return peer_ != 0; }
 
   // Of each chunk; valid when done and not cancelled.
   const std::vector<uint32_t>& checksums() const { return checksums_; }
@@ -121,10 +134,10 @@ class Capture final : public Job, private Landing {
     std::vector<size_t> firsts;  // by part, as the lane was at first: its first copy
   };
   Capture(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sources, std::byte* image,
-          std::shared_ptr<const AtOnce> at_once, std::vector<Drain> drains);
+          std::shared_ptr<const AtOnce> at_once, std::vector<Drain> drains, CUdeviceptr peer);
   static void check(const Plan& plan, const Arrays& sources, std::span<const Training> trainings);
   static Drain drain_of(const Plan& plan, const Arrays& sources, std::byte* image, const AtOnce& at_once,
-                        Training training, uint64_t ahead);
+                        Training training, uint64_t ahead, CUdeviceptr peer);
   void landed(std::span<const uint64_t> chunks) noexcept override;
   void dropped(uint64_t chunks, std::exception_ptr why) noexcept override;
   void start_lanes();
@@ -152,6 +165,7 @@ class Capture final : public Job, private Landing {
   const std::shared_ptr<const AtOnce> at_once_;
   std::unique_ptr<std::byte[]> beside_;  // its tiny pieces
   std::byte* const image_;
+  const CUdeviceptr peer_;  // 0: what lies on devices goes into the image, too
   std::vector<uint32_t> checksums_;
   const std::vector<Drain> drains_;
   std::unique_ptr<std::atomic<uint32_t>[]>

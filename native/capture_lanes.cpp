@@ -20,15 +20,16 @@ void check_devices(const Arrays& arrays, std::span<const Training> trainings) {
 }
 
 Capture::Drain Capture::drain_of(const Plan& plan, const Arrays& sources, std::byte* image,
-                                 const AtOnce& at_once, Training training, uint64_t ahead) {
+                                 const AtOnce& at_once, Training training, uint64_t ahead, CUdeviceptr peer) {
   constexpr uint64_t kAligned = 256;
   training.device->refuse_capturing(training.stream);
   const int16_t place = static_cast<int16_t>(training.device->ordinal());
   Drain drain{std::move(training), std::make_shared<Lane>(), {}, cuda::Way::within, {}, {}};
   Lane& lane = *drain.lane;
-  lane.way = cuda::Way::to_host;
+  lane.way = peer != 0 ? cuda::Way::to_peer : cuda::Way::to_host;
   lane.ahead = ahead;
-  lane.pinned = cuda::is_pinned(image);
+  lane.pinned = peer != 0 || cuda::is_pinned(image);
+  const CUdeviceptr base = peer != 0 ? peer : reinterpret_cast<CUdeviceptr>(image);
 
   const std::shared_ptr<const Route> route = plan.route(sources.places, place);
   std::vector<CUdeviceptr> from(plan.pieces());
@@ -46,12 +47,11 @@ Capture::Drain Capture::drain_of(const Plan& plan, const Arrays& sources, std::b
     if (from[k] != 0) total += (plan.size(k) + kAligned - 1) / kAligned * kAligned;
   if (total != 0) {
     lane.staged = drain.training.device->vram()->lend(total);
-    if (!lane.staged) drain.at_once_way = cuda::Way::to_host;
+    if (!lane.staged) drain.at_once_way = lane.way;
     uint64_t at = 0;
     for (uint32_t k : pieces) {
       if (from[k] == 0 || plan.size(k) == 0) continue;
-      const CUdeviceptr to =
-          lane.staged ? lane.staged.at() + at : reinterpret_cast<CUdeviceptr>(image + plan.offset(k));
+      const CUdeviceptr to = lane.staged ? lane.staged.at() + at : base + plan.offset(k);
       drain.at_once.push_back({to, from[k], plan.size(k)});
       from[k] = lane.staged ? to : 0;
       at += (plan.size(k) + kAligned - 1) / kAligned * kAligned;
@@ -66,7 +66,7 @@ Capture::Drain Capture::drain_of(const Plan& plan, const Arrays& sources, std::b
     for (size_t n = part.first; n < part.last; ++n) {
       const Route::Run& run = route->runs[n];
       if (from[run.piece] == 0) continue;
-      lane.add({reinterpret_cast<CUdeviceptr>(image + run.offset), from[run.piece] + run.begin, run.nbytes});
+      lane.add({base + run.offset, from[run.piece] + run.begin, run.nbytes});
       drain.runs.push_back({run.piece, run.begin});
     }
   }
@@ -109,6 +109,18 @@ uint64_t Capture::drop_kept() noexcept {
 
 void Capture::close(bool) {
   seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun_).count();
+}
+
+std::vector<std::pair<uint64_t, uint64_t>> Capture::on_devices() const {
+  std::vector<std::pair<uint64_t, uint64_t>> runs;
+  for (size_t k = 0; k < plan_->pieces(); ++k) {
+    if (sources_.place(k) == Arrays::kHost || plan_->size(k) == 0) continue;
+    if (!runs.empty() && runs.back().first + runs.back().second == plan_->offset(k))
+      runs.back().second += plan_->size(k);
+    else
+      runs.emplace_back(plan_->offset(k), plan_->size(k));
+  }
+  return runs;
 }
 
 double Capture::drain_seconds() const {

@@ -14,6 +14,12 @@ namespace zs::cuda {
   X(cuInit)                            \
   X(cuGetErrorName)                    \
   X(cuDeviceGet)                       \
+  X(cuDeviceGetCount)                  \
+  X(cuDeviceGetName)                   \
+  X(cuDeviceGetUuid)                   \
+  X(cuDeviceGetAttribute)              \
+  X(cuDeviceCanAccessPeer)             \
+  X(cuDeviceGetP2PAttribute)           \
   X(cuDevicePrimaryCtxRetain)          \
   X(cuDevicePrimaryCtxRelease)         \
   X(cuCtxPushCurrent)                  \
@@ -38,6 +44,10 @@ namespace zs::cuda {
   X(cuLaunchKernel)                    \
   X(cuMemAlloc)                        \
   X(cuMemFree)                         \
+  X(cuMemGetInfo)                      \
+  X(cuIpcGetMemHandle)                 \
+  X(cuIpcOpenMemHandle)                \
+  X(cuIpcCloseMemHandle)               \
   X(cuMemHostAlloc)                    \
   X(cuMemFreeHost)                     \
   X(cuMemHostGetDevicePointer)         \
@@ -74,7 +84,7 @@ struct Copy {
   CUdeviceptr to, from;
   size_t nbytes;
 };
-enum class Way { to_host, to_device, within };
+enum class Way { to_host, to_device, within, to_peer };
 
 // Queues the copies; with `batch`, in one call where there are several and the driver can. A batch must not
 // go to the legacy default stream, and its host memory must be pinned.

@@ -8,6 +8,7 @@
 namespace zs {
 
 Comparison Capture::compare_sources() const {
+  if (to_peer()) throw Error(Kind::usage, "what went to a peer is compared where it is drained to");
   if (!done()) throw Error(Kind::usage, "a capture is compared with its sources when it is done");
   Comparison result;
   for (const Drain& drain : drains_) {
@@ -47,6 +48,22 @@ Comparison Capture::compare_sources() const {
   }
   std::sort(result.pieces.begin(), result.pieces.end());
   result.pieces.erase(std::unique(result.pieces.begin(), result.pieces.end()), result.pieces.end());
+  return result;
+}
+
+std::vector<Capture::Sample> Capture::samples() const {
+  if (!done()) throw Error(Kind::usage, "a capture tells its samples when it is done");
+  const CUdeviceptr base = to_peer() ? peer_ : reinterpret_cast<CUdeviceptr>(image_);
+  std::vector<Sample> result;
+  for (const Drain& drain : drains_) {
+    const Lane& lane = *drain.lane;
+    if (!lane.probe) continue;
+    const std::vector<uint32_t> sums = lane.probe->checksums();
+    size_t next = 0;
+    for (const Lane::Look& look : lane.looks)
+      for (size_t k = look.first; k < look.last; ++k)
+        result.push_back({lane.copies[k].to - base, lane.copies[k].nbytes, sums[next++]});
+  }
   return result;
 }
 

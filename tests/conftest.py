@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from shim.faults import Shim, compile_library
+from standin.cuda import compile_driver, cuda_include
 from stores.server import Server
 
 
@@ -43,6 +44,15 @@ def shim_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shim(shim_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Shim:
     """A fault injector of this test's own: start processes with `env=shim.environment()`."""
     return Shim(shim_library, tmp_path_factory.mktemp("shim"))
+
+
+@pytest.fixture(scope="session")
+def stand_in_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-in for NVIDIA's driver, compiled once a session: a process opens one driver and keeps it."""
+    include = cuda_include()
+    if include is None:
+        pytest.skip("no cuda.h")
+    return compile_driver(tmp_path_factory.mktemp("fake-cuda"), include)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,8 @@ ZEROSTALL_RUNTIME_DIR    folder of the agent's socket, lock and log (default: $X
                          <temp>/zerostall-<uid>)
 ZEROSTALL_HOST_BUDGET    most bytes of shared memory the agent lends on this node (default: half of the memory);
                          suffixes K, M, G, T are powers of 1024
+ZEROSTALL_VAULT_BUDGET   most bytes of each GPU's memory that the agent lends to other GPUs' trainers, where these ask
+                         for it with `peer=True` (default: half of what is free when it is first asked for; 0: none)
 ZEROSTALL_AGENT_IDLE     seconds without a trainer after which the agent leaves (default: 1800)
 ZEROSTALL_COPY_THREADS   threads that copy tensors in the training process (default: 2, or 8 where the state is
                          on a CUDA device and they take checksums of what arrives; at most half of the cores)
@@ -147,15 +149,18 @@ class AgentSettings:
         runtime_dir: folder of its socket, lock and log.
         host_budget: most bytes of shared memory it lends.
         idle_seconds: it leaves after that long without a trainer and with nothing to do.
+        vault_budget: most bytes of each GPU's memory that it lends; None for half of what is free.
     """
 
     runtime_dir: Path
     host_budget: int
     idle_seconds: float
+    vault_budget: int | None = None
 
     @classmethod
     def from_environment(cls) -> AgentSettings:
         budget = os.environ.get("ZEROSTALL_HOST_BUDGET")
+        vault = os.environ.get("ZEROSTALL_VAULT_BUDGET")
         idle = os.environ.get("ZEROSTALL_AGENT_IDLE", "1800")
         try:
             idle_seconds = float(idle)
@@ -165,6 +170,7 @@ class AgentSettings:
             runtime_dir=runtime_dir(),
             host_budget=parse_bytes(budget, "ZEROSTALL_HOST_BUDGET") if budget else memory_limit() // 2,
             idle_seconds=idle_seconds,
+            vault_budget=parse_bytes(vault, "ZEROSTALL_VAULT_BUDGET") if vault else None,
         )
 
 

@@ -64,6 +64,7 @@ class Stats:
         chunks_compared: chunks that a CUDA device has looked at itself, to compare with what arrived.
         failed: what else went wrong with accepted saves: a capture, or a tier that refused; a retry counts anew.
         bytes_captured: image bytes captured.
+        stowed: images captured into another GPU's memory first.
         call_seconds: duration of each `save` call.
         guard_seconds: how long each guard held training, mostly at the begin of an optimizer's step.
         free_seconds: from each save until its guard: the time in which reading costs training nothing.
@@ -81,6 +82,7 @@ class Stats:
     chunks_compared: int = 0
     failed: int = 0
     bytes_captured: int = 0
+    stowed: int = 0
     agent_restarts: int = 0
     restored_from: str = ""
     policy: str = ""

@@ -8,21 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from standin.cuda import FakeCuda, compile_driver, cuda_include
+from standin.cuda import FakeCuda, cuda_include
 from standin.cufile import FakeCuFile, compile_library, cufile_include
 from zerostall.native import Device
 
 
 @pytest.fixture(scope="session")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def driver(stand_in_driver: Path) -> Path:
     if Path("/proc/driver/nvidia/version").exists():
         pytest.skip("the real driver serves this process")
-    include = cuda_include()
-    if include is None:
-        pytest.skip("no cuda.h")
-    library = compile_driver(tmp_path_factory.mktemp("fake-cuda"), include)
-    os.environ["ZEROSTALL_LIBCUDA"] = str(library)
-    return library
+    os.environ["ZEROSTALL_LIBCUDA"] = str(stand_in_driver)
+    return stand_in_driver
 
 
 @pytest.fixture

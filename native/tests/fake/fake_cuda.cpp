@@ -12,7 +12,16 @@
 //   fake_cuda_capturing(stream, yes)     the stream is being captured into a graph
 //   fake_cuda_count(function)            calls since reset
 //   fake_cuda_allocated()                bytes of the device's memory in use
+//
+// Environment: FAKE_CUDA_DEVICES says how many devices there are (2), FAKE_CUDA_LINKS which reach each other
+// ("0-1,2-3"; all by default, "" for none), FAKE_CUDA_MEMORY how many bytes one process may allocate in all.
+// FAKE_CUDA_FAIL="word function nth code" is fake_cuda_fail in processes whose command line has that word.
+// A device's memory is a memfd: by its handle another process maps it for as long as the owner lives, and
+// keeps what it has mapped.
 #include <cuda.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -22,12 +31,15 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <random>
 #include <set>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -104,10 +116,16 @@ struct World {
   std::mutex mutex;
   std::set<Stream*> streams;
   Stream* standard = nullptr;            // the legacy default stream
-  std::map<CUdeviceptr, size_t> memory;  // of the device
+  std::map<CUdeviceptr, size_t> memory;  // of the devices
+  std::map<CUdeviceptr, size_t> opened;  // of other processes
   char* next = nullptr;                  // where the next allocation begins, with `room` bytes behind it
   size_t room = 0;
-  std::vector<char*> arenas;
+  struct Arena {
+    char* at;
+    size_t nbytes;
+    int fd;
+  };
+  std::vector<Arena> arenas;
   std::map<CUdeviceptr, size_t> pinned;  // of the host
   std::map<std::string, std::pair<int, CUresult>> faults;
   std::set<std::string> missing;
@@ -115,8 +133,25 @@ struct World {
   std::atomic<int> delay{0};
 };
 
+bool commanded(const std::string& word) {
+  std::ifstream file("/proc/self/cmdline");
+  const std::string line((std::istreambuf_iterator<char>(file)), {});
+  return line.find(word) != std::string::npos;
+}
+
+World* make_world() {
+  auto* const world = new World;  // streams run until the process ends
+  const char* setting = std::getenv("FAKE_CUDA_FAIL");
+  std::istringstream words(setting != nullptr ? setting : "");
+  std::string word, function;
+  int nth = 0, code = 0;
+  if (words >> word >> function >> nth >> code && commanded(word))
+    world->faults[function] = {nth, static_cast<CUresult>(code)};
+  return world;
+}
+
 World& world() {
-  static auto* const world = new World;  // streams run until the process ends
+  static auto* const world = make_world();
   return *world;
 }
 
@@ -153,8 +188,41 @@ bool inside(const std::map<CUdeviceptr, size_t>& all, CUdeviceptr at, size_t nby
 bool on_device(CUdeviceptr at, size_t nbytes) {
   World& w = world();
   const std::lock_guard lock(w.mutex);
-  return inside(w.memory, at, nbytes);
+  return inside(w.memory, at, nbytes) || inside(w.opened, at, nbytes);
 }
+
+int devices() {
+  const char* setting = std::getenv("FAKE_CUDA_DEVICES");
+  return setting != nullptr ? std::atoi(setting) : 2;
+}
+
+bool linked(int one, int other) {
+  if (one == other) return false;
+  const char* setting = std::getenv("FAKE_CUDA_LINKS");
+  if (setting == nullptr) return true;
+  const std::string links = "," + std::string(setting) + ",";
+  const auto has = [&](int a, int b) {
+    return links.find("," + std::to_string(a) + "-" + std::to_string(b) + ",") != std::string::npos;
+  };
+  return has(one, other) || has(other, one);
+}
+
+size_t most_memory() {
+  const char* setting = std::getenv("FAKE_CUDA_MEMORY");
+  return setting != nullptr ? std::strtoull(setting, nullptr, 10) : size_t{8} << 30;
+}
+
+size_t in_use(const World& w) {
+  size_t total = 0;
+  for (const auto& [at, nbytes] : w.memory) total += nbytes;
+  return total;
+}
+
+// What a handle holds: where to find the memory of whose process.
+struct Handle {
+  int pid, fd;
+  uint64_t offset, nbytes;
+};
 
 bool pinned(CUdeviceptr at, size_t nbytes) {
   World& w = world();
@@ -262,9 +330,7 @@ EXPORT int fake_cuda_count(const char* function) {
 }
 EXPORT uint64_t fake_cuda_allocated() {
   const std::lock_guard lock(world().mutex);
-  uint64_t total = 0;
-  for (const auto& [at, nbytes] : world().memory) total += nbytes;
-  return total;
+  return in_use(world());
 }
 EXPORT void fake_cuda_capturing(CUstream stream, int yes) {
   of(stream)->capturing = yes != 0;
@@ -298,8 +364,37 @@ EXPORT CUresult cuGetErrorName(CUresult code, const char** name) {
 }
 EXPORT CUresult cuDeviceGet(CUdevice* device, int ordinal) {
   ENTER("cuDeviceGet");
-  if (ordinal < 0 || ordinal > 1) return CUDA_ERROR_INVALID_DEVICE;
+  if (ordinal < 0 || ordinal >= devices()) return CUDA_ERROR_INVALID_DEVICE;
   *device = ordinal;
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuDeviceGetCount(int* count) {
+  ENTER("cuDeviceGetCount");
+  *count = devices();
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuDeviceGetName(char* name, int room, CUdevice device) {
+  std::snprintf(name, static_cast<size_t>(room), "stand-in %d", device);
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
+  std::memset(uuid, 0, sizeof(*uuid));
+  uuid->bytes[15] = static_cast<char>(device);
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute, CUdevice) {
+  *value = 0;
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuDeviceCanAccessPeer(int* can, CUdevice one, CUdevice other) {
+  ENTER("cuDeviceCanAccessPeer");
+  *can = linked(one, other) ? 1 : 0;
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute which, CUdevice one,
+                                        CUdevice other) {
+  ENTER("cuDeviceGetP2PAttribute");
+  *value = which != CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK && linked(one, other) ? 1 : 0;
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
@@ -462,10 +557,15 @@ EXPORT CUresult cuMemAlloc(CUdeviceptr* at, size_t nbytes) {
   const std::lock_guard lock(world().mutex);
   // One after another, as large ones are on a device: a copy across two allocations is still refused.
   const size_t rounded = (nbytes + 511) / 512 * 512;
+  if (in_use(world()) + rounded > most_memory()) return CUDA_ERROR_OUT_OF_MEMORY;
   if (rounded > world().room) {
-    world().room = std::max(rounded, size_t{64} << 20);
-    world().next = static_cast<char*>(std::aligned_alloc(4096, (world().room + 4095) / 4096 * 4096));
-    world().arenas.push_back(world().next);
+    world().room = (std::max(rounded, size_t{64} << 20) + 4095) / 4096 * 4096;
+    const int fd = ::memfd_create("fake-cuda", MFD_CLOEXEC);
+    if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(world().room)) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
+    void* const memory = ::mmap(nullptr, world().room, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+    world().next = static_cast<char*>(memory);
+    world().arenas.push_back({world().next, world().room, fd});
   }
   char* const memory = world().next;
   world().next += rounded;
@@ -483,6 +583,55 @@ EXPORT CUresult cuMemFree(CUdeviceptr at) {
   if (found == world().memory.end()) return CUDA_ERROR_INVALID_VALUE;
   world().memory.erase(found);
   return CUDA_SUCCESS;
+}
+EXPORT CUresult cuMemGetInfo(size_t* free, size_t* total) {
+  NEEDS_CONTEXT;
+  ENTER("cuMemGetInfo");
+  const std::lock_guard lock(world().mutex);
+  *total = most_memory();
+  *free = *total - std::min(*total, in_use(world()));
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr at) {
+  NEEDS_CONTEXT;
+  ENTER("cuIpcGetMemHandle");
+  const std::lock_guard lock(world().mutex);
+  const auto found = world().memory.find(at);
+  if (found == world().memory.end()) return CUDA_ERROR_INVALID_VALUE;
+  auto* const start = reinterpret_cast<char*>(at);
+  for (const World::Arena& arena : world().arenas) {
+    if (start < arena.at || start >= arena.at + arena.nbytes) continue;
+    const Handle made{::getpid(), arena.fd, static_cast<uint64_t>(start - arena.at), found->second};
+    std::memset(handle, 0, sizeof(*handle));
+    std::memcpy(handle, &made, sizeof(made));
+    return CUDA_SUCCESS;
+  }
+  return CUDA_ERROR_INVALID_VALUE;
+}
+EXPORT CUresult cuIpcOpenMemHandle(CUdeviceptr* at, CUipcMemHandle handle, unsigned) {
+  NEEDS_CONTEXT;
+  ENTER("cuIpcOpenMemHandle");
+  Handle made;
+  std::memcpy(&made, &handle, sizeof(made));
+  if (made.pid == ::getpid()) return CUDA_ERROR_INVALID_CONTEXT;  // as the driver: not where it was made
+  const std::string path = "/proc/" + std::to_string(made.pid) + "/fd/" + std::to_string(made.fd);
+  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0) return CUDA_ERROR_MAP_FAILED;
+  const uint64_t skip = made.offset % 4096;
+  void* const memory = ::mmap(nullptr, made.nbytes + skip, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
+                              static_cast<off_t>(made.offset - skip));
+  ::close(fd);
+  if (memory == MAP_FAILED) return CUDA_ERROR_MAP_FAILED;
+  *at = reinterpret_cast<CUdeviceptr>(memory) + skip;
+  const std::lock_guard lock(world().mutex);
+  world().opened[*at] = made.nbytes;
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr at) {
+  NEEDS_CONTEXT;
+  ENTER("cuIpcCloseMemHandle");
+  const std::lock_guard lock(world().mutex);  // stays mapped: who still copies there does not crash
+  return world().opened.erase(at) != 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 EXPORT CUresult cuMemHostAlloc(void** at, size_t nbytes, unsigned) {
   NEEDS_CONTEXT;

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from zerostall.agent.client import Client
+    from zerostall.agent.stowage import Stowage
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import Manifest, Record
     from zerostall.flow.budget import Budget
@@ -44,6 +45,7 @@ class Berth:
     client: Client | None = None
     wishes: dict[int, Wish] = field(default_factory=dict)
     fallbacks: tuple[m.Fallback, ...] = ()
+    stowage: Stowage | None = None
 
     def lease(self, layout: Layout, slots: int) -> HostTier:
         """Memory for `slots` images of `layout`: what is there if it fits, else new memory.
@@ -137,10 +139,25 @@ class Berth:
 
     def next_grant(self, keep: frozenset[int]) -> m.Granted | None:
         """Grant the trainer a slot if it has none and one can be had."""
-        if self.current is None or self.client is None:
+        if self.current is None or self.client is None or self.current.slots.granted():
+            return None
+        reserved = self.stowage.reserve() if self.stowage else (0, 0)
+        if reserved is None:
             return None
         grant = self.current.slots.grant(keep)
-        return None if grant.index is None else m.Granted(slot=grant.index)
+        if grant.index is None:
+            self.ungrant_place()
+            return None
+        return m.Granted(slot=grant.index, locker=reserved[0], place=reserved[1])
+
+    def draining(self) -> bool:
+        """Is an image on its way from a vault to host memory?"""
+        return self.stowage is not None and self.stowage.draining()
+
+    def ungrant_place(self) -> None:
+        """The capture that a place was granted for did not go there."""
+        if self.stowage is not None:
+            self.stowage.ungrant()
 
     def send(self, message: m.Message) -> None:
         """Tell the trainer, if there is one."""
@@ -157,11 +174,13 @@ class Berth:
         for tier in self.tiers():
             if slot := tier.slots.granted():
                 tier.slots.discard(slot.index)
+        self.ungrant_place()
 
     def discard(self, slot: int) -> None:
         """The trainer's capture came to nothing."""
         if self.current is not None and (granted := self.current.slots.granted()) and granted.index == slot:
             self.current.slots.discard(slot)
+            self.ungrant_place()
 
     def forget(self, past: Iterable[Past]) -> None:
         """Drop the images of these very steps, known by when rank 0 saved them."""
@@ -195,6 +214,8 @@ class Berth:
 
     def close(self) -> int:
         """Give all memory back; the bytes."""
+        if self.stowage is not None:
+            self.stowage.close()
         freed = sum(self._close(tier) for tier in self.tiers())
         self.current, self.older = None, []
         return freed
@@ -207,6 +228,8 @@ class Berth:
 
     def _close(self, tier: HostTier) -> int:
         nbytes = tier.segment.nbytes
+        if self.stowage is not None:
+            self.stowage.hide(tier.key)
         tier.segment.close()
         self.budget.give_back(nbytes)
         return nbytes

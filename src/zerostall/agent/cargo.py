@@ -85,6 +85,9 @@ def no_cargo() -> Cargo:
 
 def tier_reports(run: Run, berth: Berth) -> Iterator[m.TierReport]:
     """What the run has in each of its tiers."""
+    peer = berth.stowage.report() if berth.stowage is not None else None
+    if peer is not None:
+        yield peer
     clean = berth.clean_steps()
     newest = max(clean, default=None)
     manifest = berth.manifest(newest) if newest is not None else None

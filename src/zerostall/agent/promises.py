@@ -25,9 +25,11 @@ class Promises:
     def make(self, berth: Berth, past: Past, where: str = "disk") -> None:
         """Somebody waits for this very image on disk, or in the remote tier."""
         run = self._run
-        if where == "remote":
-            if run.carrier is None:
-                raise FormatError("this run has no remote tier")
+        if where == "remote" and run.carrier is None:
+            raise FormatError("this run has no remote tier")
+        if berth.stowage is not None and berth.stowage.promise(past, where):
+            return
+        if where == "remote" and run.carrier is not None:
             if run.outpost is not None:
                 self._ask(run.outpost, berth, past, where)
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from zerostall.agent.promises import Promises
 from zerostall.agent.seat import Seat
 from zerostall.agent.tally import Tally
 from zerostall.agent.trickle import Trickle
+from zerostall.agent.undrained import Undrained
 from zerostall.agent.verdicts import Verdicts
 from zerostall.core import manifest as manifests
 from zerostall.core.retention import Keep
@@ -80,6 +82,7 @@ class Run:
         self.promises = Promises(self)
         self.verdicts = Verdicts(self.berths, self._grant, self._clean)
         self.caller: Caller = Chair(where, world, self.verdicts)
+        self.undrained = Undrained(self.berths, lambda rank, reason: self.caller.lost(rank, reason))
 
     @property
     def epoch(self) -> int:
@@ -267,7 +270,7 @@ class Run:
         for rank, berth in self.berths.items():
             if berth.client is client:
                 berth.take_back()
-                self.caller.lost(rank, f"its trainer, process {client.pid}, has ended")
+                self.undrained.ended(rank, f"its trainer, process {client.pid}, has ended")
         self.trickle.hurry()  # nobody trains: the newest snapshot goes to disk now
         if self.carrier is not None and not self.attached():
             self.carrier.hurry()
@@ -316,6 +319,12 @@ class Run:
         self.promises.replaced(berth, before)
         self.caller.sealed(berth, record, wish, adopted=adopted)
 
+    def stow(self, berth: Berth, slot: int, record: Record, wish: Wish, stowed: m.Stowed) -> None:
+        """A rank's image is whole, but for what a vault has still to bring."""
+        if record.run != self.folder.facts.run or record.rank != berth.rank or berth.stowage is None:
+            raise FormatError(f"a record of run {record.run}, rank {record.rank} came from rank {berth.rank}")
+        berth.stowage.stow(slot, record, wish, stowed)
+
     def begin(self, berth: Berth, epoch: int) -> None:
         """The ranks have agreed where to go on from."""
         self.verdicts.epoch = max(self.epoch, epoch)
@@ -338,6 +347,8 @@ class Run:
         if save is not None:
             berth.forget_step(step)
             self.trickle.give_up(step)
+        elif berth.stowage is not None and (wish := berth.stowage.revoke(past, reason)) is not None:
+            save = wish.save
         self.caller.revoked(berth.rank, save, past, reason)
         if self.outpost is None:
             self.trickle.evict(berth.rank, past)
@@ -358,6 +369,8 @@ class Run:
         self.caller.look(self._patience)
         for berth in self.berths.values():
             berth.drop_older()
+            if berth.stowage is not None:
+                berth.stowage.advance(time.monotonic())
         self._drop_former_ranks()
         if not self.attached() and not self.busy():
             self.folder.let_go()
@@ -386,12 +399,13 @@ class Run:
             last_error=m.plain(self.trickle.last_error),
             fallbacks=berth.fallbacks,
             tiers=tuple(tier_reports(self, berth)),
+            peer_bytes=berth.stowage.nbytes() if berth.stowage else 0,
         )
 
     def busy(self) -> bool:
         """Is a step on its way to disk, being read, about to go, or retention at work?"""
         carrying = self.carrier is not None and self.carrier.busy()
-        return self.fetches.busy() or self.trickle.busy() or carrying
+        return self.fetches.busy() or self.trickle.busy() or carrying or self.undrained.any()
 
     def retry_in(self) -> float | None:
         """Seconds until `advance` has something to do that no message announces; None when it has not."""

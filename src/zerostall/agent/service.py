@@ -17,6 +17,8 @@ from zerostall import native
 from zerostall.agent.berth import Berth, Wish
 from zerostall.agent.client import Client, NodeClient
 from zerostall.agent.run import Run
+from zerostall.agent.stowage import Stowage
+from zerostall.agent.vaults import Vaults
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core.candidates import Past
@@ -60,6 +62,7 @@ class Service:
         self._clients: dict[Client, tuple[Run, Berth] | None] = {}
         self._runs: dict[Path, Run] = {}
         self._budget = Budget(settings.host_budget)
+        self._vaults = Vaults(self.post, settings.vault_budget)
         self._pool = native.Pool("disk", DISK_THREADS)
         self._governor = Governor()
         self._inbox: deque[Callable[[], None]] = deque()
@@ -228,6 +231,7 @@ class Service:
             client.channel.close()
         for run in self._runs.values():
             run.close()
+        self._vaults.close()
         self._pool.close()
         self._selector.close()
         os.close(self._wake)
@@ -252,8 +256,19 @@ class Service:
         match message:
             case m.Sealed():
                 berth.fallbacks = message.fallbacks
-                run.seal(berth, message.slot, *_sealed(message))
+                if message.stowed is not None:
+                    run.stow(berth, message.slot, *_sealed(message), message.stowed)
+                else:
+                    berth.ungrant_place()
+                    run.seal(berth, message.slot, *_sealed(message))
                 run.tally.held_up(message.stalls)
+            case m.Rent():
+                if berth.stowage is None:
+                    berth.stowage = Stowage(run, berth, self._vaults)
+                berth.stowage.rent(message)
+            case m.NoUse():
+                if berth.stowage is not None:
+                    berth.stowage.no_use(message)
             case m.Begin():
                 run.begin(berth, message.epoch)
             case m.Passed():
@@ -276,7 +291,10 @@ class Service:
             case m.Find():
                 if self.elsewhere is not None:
                     run.fetches.elsewhere = self.elsewhere.of_run(run.folder.facts.run, run.world)
-                run.fetches.find(client, message, berth.rank, tuple(berth.clean_copies()))
+                # What is on its way from a vault will be the newest step.
+                run.undrained.when_none(
+                    lambda: run.fetches.find(client, message, berth.rank, tuple(berth.clean_copies()))
+                )
             case m.Fetch():
                 run.fetches.fetch(client, run.berths, berth.rank, message)
             case m.Describe():
@@ -345,6 +363,9 @@ class Service:
         berth = run.berths.get(hello.rank)
         if berth is not None and berth.client is not None:
             self._catch_up(berth.client)
+        if run.undrained.any() and not run.attached():  # what the trainer before has left is to be found
+            run.undrained.when_none(lambda: self._met(client, run, hello, None))
+            return
         berth = run.attach(client, hello)
         self._clients[client] = (run, berth)
         client.name = f"trainer {client.pid}"

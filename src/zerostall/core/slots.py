@@ -7,6 +7,9 @@ processes.
     free ──grant──▶ granted ──seal──▶ sealed ──grant──▶ granted (its old image is gone)
                        └────discard──▶ free
 
+A granted slot may be *filling* before it is sealed: a vault of the agent brings the rest of its image, and the trainer
+is granted another one meanwhile.
+
 A sealed slot is not granted while it is the newest, while somebody reads it (`hold`), or while it was promised to a
 slower tier (`promise`).
 """
@@ -22,6 +25,7 @@ from zerostall.errors import CapacityError
 class Phase(Enum):
     free = "free"
     granted = "granted"
+    filling = "filling"
     sealed = "sealed"
 
 
@@ -96,20 +100,27 @@ class Slots:
             raise ValueError(f"slot {index} cannot be claimed")
         self.table[index].phase = Phase.granted
 
+    def fill(self, index: int) -> None:
+        """The trainer is done with the granted slot; the agent brings the rest."""
+        slot = self._taken_slot(index)
+        if slot.phase is not Phase.granted:
+            raise ValueError(f"slot {index} is {slot.phase.value}, not granted")
+        slot.phase = Phase.filling
+
     def seal(self, index: int, step: int) -> None:
-        """The granted slot now holds the whole image of `step`.
+        """The granted or filling slot now holds the whole image of `step`.
 
         An older image of the same step loses to this one.
         """
-        slot = self._granted_slot(index)
+        slot = self._taken_slot(index)
         twin = self.at_step(step)
         if twin is not None:
             self.forget(twin.index)
         slot.phase, slot.step, slot.promised = Phase.sealed, step, False
 
     def discard(self, index: int) -> None:
-        """The granted slot holds nothing of use (a dirty capture, a dead trainer)."""
-        self._granted_slot(index).phase = Phase.free
+        """The granted or filling slot holds nothing of use (a dirty capture, a dead trainer)."""
+        self._taken_slot(index).phase = Phase.free
 
     def hold(self, index: int) -> None:
         """Somebody starts to read a sealed slot."""
@@ -143,10 +154,10 @@ class Slots:
         slot = self.table[index]
         slot.phase, slot.step, slot.promised = Phase.free, -1, False
 
-    def _granted_slot(self, index: int) -> Slot:
+    def _taken_slot(self, index: int) -> Slot:
         if not 0 <= index < len(self.table):
             raise ValueError(f"no slot {index}: there are {len(self.table)}")
         slot = self.table[index]
-        if slot.phase is not Phase.granted:
+        if slot.phase not in (Phase.granted, Phase.filling):
             raise ValueError(f"slot {index} is {slot.phase.value}, not granted")
         return slot

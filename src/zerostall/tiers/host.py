@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerostall import native
-from zerostall.core.slots import Slots
+from zerostall.core.slots import Phase, Slots
 from zerostall.errors import CapacityError, CorruptError, FormatError, SnapshotNotFoundError, StepExistsError
 from zerostall.tiers.contract import Image, Stored
 
@@ -142,8 +142,8 @@ class HostTier:
         self.slots.release(held.slot)
 
     def held(self) -> bool:
-        """Is any image being read or promised to a slower tier?"""
-        return any(slot.readers or slot.promised for slot in self.slots.table)
+        """Is any image being read, brought or promised to a slower tier?"""
+        return any(slot.readers or slot.promised or slot.phase is Phase.filling for slot in self.slots.table)
 
     def _slot_at(self, address: int) -> int | None:
         offset = address - self.segment.address

@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from zerostall import config, native
 from zerostall.core import layout as layouts
 from zerostall.core.layout import CHUNK, Layout
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from zerostall.config import WhenBusy
     from zerostall.trainer.link import Link
+    from zerostall.trainer.lockers import Lockers
     from zerostall.trainer.mappings import Mappings
     from zerostall.trainer.options import Options
     from zerostall.trainer.policies import Policies
@@ -34,6 +37,7 @@ _BUSY_SECONDS = 600.0
 _GRANT_SECONDS = 30.0
 _LEASE_SECONDS = 120.0
 _NO_AGENT_SECONDS = 60.0
+STRETCH = 4 * CHUNK
 _ALL = 2**64 - 1
 """Where a guard only waits, a device is given all chunks at once."""
 
@@ -51,9 +55,17 @@ class Taken:
     memory: Memory
     finite: FiniteCheck | None
     checks: SourceChecks
+    stowed: m.Stowed | None = None
+    peer: native.Peer | None = None  # must stay open while it is captured into
 
     def ghosts(self) -> list[str]:
-        """Names of tensors of which other bytes arrived than their device held; only once the capture is done."""
+        """Names of tensors of which other bytes arrived than their device held; only once the capture is done.
+
+        What was stowed has not arrived yet: the vault is told what the device held.
+        """
+        if self.stowed is not None:
+            self.stowed = msgspec.structs.replace(self.stowed, samples=tuple(self.capture.samples()))
+            return []
         return self.checks.offenders(self.capture, self.layout)
 
     def not_finite(self) -> list[str]:
@@ -93,6 +105,7 @@ class Captures:
         condition: threading.Condition,
         settle: Callable[[], None],
         announce: int,
+        lockers: Lockers,
         *,
         alone: bool = True,
     ) -> None:
@@ -108,6 +121,8 @@ class Captures:
         self._condition = condition
         self._settle = settle
         self._announce = announce
+        self._lockers = lockers
+        self._runs: tuple[tuple[int, int], ...] = ()
         self._alone = alone
         self._no_agent_until = 0.0
         self._survey: Survey | None = None
@@ -115,6 +130,7 @@ class Captures:
         self._straightened = Straightened(())
         self._at_once = native.Pieces(())
         self._plan: native.Plan | None = None
+        self._coarse_plan: native.Plan | None = None
         self._finite: FiniteCheck | None = None
 
     def take(self, when_busy: WhenBusy) -> Taken | None:
@@ -161,9 +177,11 @@ class Captures:
             raise _Changed from None
         if straightened.indexes:
             straightened.fill()
+        locker, place = self._shelf.place
+        peer = self._lockers.open(locker, place) if locker else None
         capture = native.Capture(
             self.pool,
-            plan,
+            plan if peer is None else self._coarse(survey.layout),
             sources,
             memory.address(slot),
             at_once=self._at_once,
@@ -172,8 +190,19 @@ class Captures:
             ahead=None if self._policies.redirects else _ALL,
             held=True,
             sampling=self._checks.next(),
+            peer=0 if peer is None else peer.address,
         )
-        return Taken(slot, survey.layout, capture, sources, values, self.devices, memory, self._finite, self._checks)
+        taken = Taken(slot, survey.layout, capture, sources, values, self.devices, memory, self._finite, self._checks)
+        if peer is not None:
+            self._runs = self._runs or tuple(capture.on_devices)
+            taken.stowed, taken.peer = m.Stowed(locker, place, self._runs), peer.memory
+        return taken
+
+    def _coarse(self, layout: Layout) -> native.Plan:
+        """For a peer's memory: a copy engine that reaches it is through with a usual chunk before the next begins."""
+        if self._coarse_plan is None:
+            self._coarse_plan = plan_of(layout, STRETCH)
+        return self._coarse_plan
 
     def _survey_anew(self) -> Survey:
         """Walk the whole state."""
@@ -201,7 +230,7 @@ class Captures:
         if self.devices and self.pool.threads < (threads := config.copy_threads(device=True)):
             self.pool.close()
             self.pool = native.Pool("copy", threads)
-        self._plan = plan_of(layout)
+        self._plan, self._coarse_plan, self._runs = plan_of(layout), None, ()
         self._survey = survey
         log.info(
             "planned %d tensors, %d bytes an image, in %.3f s",
@@ -215,11 +244,14 @@ class Captures:
         """Images of this layout must fit the slots that are granted: other memory is borrowed when they do not."""
         memory = self._shelf.memory
         if memory is not None and memory.layout.digest == layout.digest:
+            self._lockers.see(self._link, self.devices, layout.nbytes, finite=self._finite is not None)
             return
         try:
+            self._shelf.await_drained(_LEASE_SECONDS)
             if not self._link.up() and time.monotonic() < self._no_agent_until:
                 raise AgentError("there is still no agent")
             self._lease(layout)
+            self._lockers.see(self._link, self.devices, layout.nbytes, finite=self._finite is not None)
         except (AgentError, WaitTimeoutError) as error:
             self._survey = None
             self._no_agent_until = time.monotonic() + _NO_AGENT_SECONDS
@@ -268,12 +300,12 @@ class _Changed(Exception):
     """Tensors are others than the survey saw, or have another shape, strides, dtype or device."""
 
 
-def plan_of(layout: Layout) -> native.Plan:
+def plan_of(layout: Layout, chunk_bytes: int = CHUNK) -> native.Plan:
     """Where the pieces of an image of that layout lie."""
     return native.Plan(
         nbytes=layout.nbytes,
         header=layout.header,
-        chunk_bytes=CHUNK,
+        chunk_bytes=chunk_bytes,
         offsets=[entry.offset for entry in layout.entries],
         sizes=[entry.nbytes for entry in layout.entries],
     )

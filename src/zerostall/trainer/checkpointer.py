@@ -24,6 +24,7 @@ from zerostall.trainer.guard import Guard
 from zerostall.trainer.joining import agree_on_run, agree_on_terms, link_up
 from zerostall.trainer.ledger import Ledger
 from zerostall.trainer.link import Link
+from zerostall.trainer.lockers import Lockers
 from zerostall.trainer.mappings import Mappings
 from zerostall.trainer.memory import Shelf
 from zerostall.trainer.options import Options, place_of, step_number
@@ -94,6 +95,9 @@ class Checkpointer:
         grace: seconds from the signal until what is saved by then goes to disk and the process ends.
         process_group: the ranks of `torch.distributed` that train together; None: all of them. Every one of them makes
             this checkpointer, restores and saves the same steps; only making and restoring wait for each other.
+        peer: capture into the memory of another GPU first, where one can be reached (over NVLink at best): the guard is
+            free several times sooner, and what is there outlives this process. The agent takes that memory within its
+            ZEROSTALL_VAULT_BUDGET; where it cannot be had, state goes to host memory as ever, and it is said why.
         remote: a URL that the run is carried to beyond its disk, or a `Remote`: how often, how many, how fast.
         **state: what to save, by name: modules, optimizers, anything with `state_dict` and `load_state_dict`, dicts and
             lists of tensors, arrays and plain values.
@@ -132,6 +136,7 @@ class Checkpointer:
         preempt: Sequence[str | int] = (),
         grace: float = 30.0,
         process_group: object = None,
+        peer: bool = False,
         remote: str | Remote | None = None,
         **state: object,
     ) -> None:
@@ -150,6 +155,7 @@ class Checkpointer:
                 require_finite=require_finite,
                 source_checks=source_checks,
                 remote=place.remote,
+                peer=peer,
             )
             signals = signal_numbers(preempt, grace)
             self._state = State(
@@ -166,6 +172,7 @@ class Checkpointer:
         self.stats = Stats()
         self._condition = threading.Condition()
         self._shelf = Shelf(self._condition)
+        self._lockers = Lockers(wanted=peer)
         self._ledger = Ledger(self._where, self._condition, self.stats, place.tiers)
         self._pace = Pace(alone=self._world.size == 1)
         self._closed = False
@@ -185,7 +192,8 @@ class Checkpointer:
                 remote=self._options.remote_rules(),
                 nodes=nodes,
             )
-            return Link(runtime_dir(), hello, Ear(self._shelf, self._ledger, self._pace, self.stats))
+            ear = Ear(self._shelf, self._ledger, self._pace, self.stats, self._lockers, self._world.rank)
+            return Link(runtime_dir(), hello, ear)
 
         self._link = link_up(self._world, connect, nodes)
         try:
@@ -212,6 +220,7 @@ class Checkpointer:
             self._condition,
             self._settle,
             self._sealer.announce,
+            self._lockers,
             alone=self._world.size == 1,
         )
         self._preemption = Preemption(signals, grace, lambda: self._propose(leave=True), self._flush)
@@ -463,6 +472,7 @@ class Checkpointer:
         atexit.unregister(self._at_exit)
         self._sealer.close()
         self._link.close()
+        self._lockers.close()
         self._captures.close()
         self._shelf.forget()
         self._mappings.keep_only(None)

@@ -63,6 +63,10 @@ class Devices:
         """Each device with the stream that is current in this thread."""
         return [(device, torch.cuda.current_stream(ordinal).cuda_stream) for ordinal, device in self._open.items()]
 
+    def only(self) -> native.Device | None:
+        """The device that holds all of the state that is on one, or None where there are several."""
+        return next(iter(self._open.values())) if len(self._open) == 1 else None
+
     def pin(
         self, segment: native.Segment, *, stretch: int, threads: int, offset: int = 0, nbytes: int | None = None
     ) -> bool:

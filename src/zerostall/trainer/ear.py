@@ -9,6 +9,7 @@ from zerostall.wire import messages as m
 if TYPE_CHECKING:
     from zerostall.telemetry import Stats
     from zerostall.trainer.ledger import Ledger
+    from zerostall.trainer.lockers import Lockers
     from zerostall.trainer.memory import Shelf
     from zerostall.trainer.pace import Pace
 
@@ -16,16 +17,22 @@ if TYPE_CHECKING:
 class Ear:
     """See `link.Listener`."""
 
-    def __init__(self, shelf: Shelf, ledger: Ledger, pace: Pace, stats: Stats) -> None:
+    def __init__(self, shelf: Shelf, ledger: Ledger, pace: Pace, stats: Stats, lockers: Lockers, rank: int) -> None:
         self._shelf = shelf
+        self._lockers = lockers
+        self._rank = rank
         self._ledger = ledger
         self._pace = pace
         self._stats = stats
 
     def heard(self, event: m.FromAgent) -> None:
         match event:
-            case m.Granted(slot=slot):
-                self._shelf.grant(slot)
+            case m.Granted():
+                self._shelf.grant(event)
+            case m.Drained():
+                self._shelf.drained(event)
+            case m.Locker() | m.NoLocker():
+                self._lockers.heard(event)
             case m.Leased():
                 self._shelf.leased()
             case m.Hold(epoch=epoch, step=step):
@@ -33,6 +40,7 @@ class Ear:
             case m.Plan(epoch=epoch, step=step, leave=leave):
                 self._pace.agreed(epoch, step, leave=leave)
             case m.Spoiled():
+                self._shelf.spoiled(event.step, event.created)
                 self._pace.spoiled()
                 self._ledger.heard(event)
             case _:
@@ -46,4 +54,10 @@ class Ear:
 
     def reconnected(self) -> list[m.Message]:
         self._stats.agent_restarts += 1
-        return [m.Promise(step=saving.step, created=saving.created, tier=tier) for saving, tier in self._ledger.urged()]
+        for step, created in self._shelf.take_stowed():
+            why = "the agent died, and with it the vault that it lay in"
+            self._ledger.heard(m.Spoiled(step=step, created=created, rank=self._rank, reason=why))
+        promises = [
+            m.Promise(step=saved.step, created=saved.created, tier=tier) for saved, tier in self._ledger.urged()
+        ]
+        return [*self._lockers.again(), *promises]

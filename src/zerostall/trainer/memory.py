@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
@@ -42,16 +44,18 @@ class Shelf:
     def __init__(self, condition: threading.Condition) -> None:
         self._condition = condition
         self._images: dict[int, tuple[int, m.Sealed]] = {}
-        self._early_grant: int | None = None
+        self._stowed: dict[int, tuple[float, int, m.Sealed]] = {}  # created, step: until they are drained
+        self._early_grant: m.Granted | None = None
+        self._grant = m.Granted(slot=-1)
         self.memory: Memory | None = None
 
     def install(self, memory: Memory) -> None:
         """A new lease; the grants that follow are for it."""
         with self._condition:
-            memory.granted = self._early_grant
-            self._early_grant = None
             self.memory = memory
-            self._images = {}
+            self._images, self._stowed = {}, {}
+            if (early := self._early_grant) is not None:
+                memory.granted, self._grant, self._early_grant = early.slot, early, None
             self._condition.notify_all()
 
     def leased(self) -> None:
@@ -60,14 +64,19 @@ class Shelf:
             self.memory = None
             self._early_grant = None
 
-    def grant(self, slot: int) -> None:
+    def grant(self, grant: m.Granted) -> None:
         with self._condition:
             if self.memory is None:
-                self._early_grant = slot
+                self._early_grant = grant
             else:
-                self.memory.granted = slot
-                self._images.pop(slot, None)
+                self.memory.granted, self._grant = grant.slot, grant
+                self._images.pop(grant.slot, None)
             self._condition.notify_all()
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Locker and place that were granted with the slot that was taken last; locker 0 for none."""
+        return self._grant.locker, self._grant.place
 
     def take(self) -> int | None:
         """The slot to capture into now, if one is granted. Caller holds the condition."""
@@ -91,6 +100,7 @@ class Shelf:
         """The memory counts no longer. It stays mapped, for a capture may go on."""
         with self._condition:
             self.memory = None
+            self._stowed = {}
             self._condition.notify_all()
 
     def sealed(self, step: int, image: m.Sealed) -> None:
@@ -99,10 +109,45 @@ class Shelf:
                 self.memory.capturing = None
                 self._images[image.slot] = (step, image)
 
+    def stowed(self, step: int, created: float, image: m.Sealed) -> None:
+        """The image is whole, but for what a vault has still to bring to its slot."""
+        with self._condition:
+            if self.memory is not None and self.memory.capturing == image.slot:
+                self.memory.capturing = None
+                self._stowed[image.slot] = created, step, image
+
+    def drained(self, event: m.Drained) -> None:
+        """A vault has brought the rest."""
+        with self._condition:
+            stowed = self._stowed.pop(event.slot, None)
+            if stowed is not None and stowed[:2] == (event.created, event.step):
+                image = msgspec.structs.replace(stowed[2], record=event.record, stowed=None)
+                self._images[event.slot] = event.step, image
+            self._condition.notify_all()
+
+    def spoiled(self, step: int, created: float) -> None:
+        """What was stowed of that save came to nothing."""
+        with self._condition:
+            self._stowed = {slot: s for slot, s in self._stowed.items() if s[:2] != (created, step)}
+            self._condition.notify_all()
+
+    def take_stowed(self) -> list[tuple[int, float]]:
+        """Step and time of all that was stowed and not drained: it went with the agent."""
+        with self._condition:
+            gone, self._stowed = self._stowed, {}
+            self._condition.notify_all()
+            return [(step, created) for created, step, _ in gone.values()]
+
+    def await_drained(self, timeout: float) -> bool:
+        """Wait until nothing is stowed any more."""
+        with self._condition:
+            return self._condition.wait_for(lambda: not self._stowed, timeout)
+
     def revoked(self, step: int) -> None:
         """The step is dirty after all: no agent may take it over."""
         with self._condition:
             self._images = {slot: image for slot, image in self._images.items() if image[0] != step}
+            self._stowed = {slot: image for slot, image in self._stowed.items() if image[1] != step}
 
     def discarded(self, slot: int) -> None:
         with self._condition:

@@ -34,6 +34,7 @@ class Options:
     require_finite: str | Sequence[str] | None
     source_checks: float
     remote: Remote | None
+    peer: bool
 
     @classmethod
     def checked(
@@ -49,11 +50,13 @@ class Options:
         require_finite: str | Sequence[str] | None,
         source_checks: float,
         remote: str | Remote | None,
+        peer: bool,
     ) -> Options:
         """Check every choice; ValueError names the one that is wrong and what it may be."""
         _one_of("policy", policy, get_args(Policy))
         _one_of("when_busy", when_busy, get_args(WhenBusy))
         _one_of("guard", guard, ("hooks", "manual"))
+        _one_of("peer", peer, (True, False))
         if slots < 2:
             raise ValueError(
                 f"slots={slots}: one slot is captured into while another holds the newest image: 2 or more"
@@ -77,6 +80,7 @@ class Options:
             require_finite=require_finite,
             source_checks=float(source_checks),
             remote=Remote(remote) if isinstance(remote, str) else remote,
+            peer=peer,
         )
 
     def rules(self, patience: float) -> m.Rules:

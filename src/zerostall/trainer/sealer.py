@@ -146,8 +146,13 @@ class Sealer:
                 m.Discarded(slot=wish.slot, step=flight.step, reason=reason, epoch=wish.epoch, turn=wish.turn)
             )
         else:
-            sealed = msgspec.structs.replace(flight.wish, record=record)
-            self._shelf.sealed(flight.step, sealed)
+            stowed = flight.taken.stowed
+            sealed = msgspec.structs.replace(flight.wish, record=record, stowed=stowed)
+            if stowed is None:
+                self._shelf.sealed(flight.step, sealed)
+            else:
+                self._stats.stowed += 1
+                self._shelf.stowed(flight.step, flight.created, sealed)
             news = {"stalls": self._stats.take_stalls(), "fallbacks": m.Fallback.all()}
             self._link.tell(msgspec.structs.replace(sealed, **news))
             self._doubted = None if flight.tears.final else flight
@@ -173,7 +178,9 @@ class Sealer:
 
 def _record(flight: Flight) -> Record:
     layout = flight.taken.layout
-    sums = flight.taken.capture.checksums
+    # What a vault has still to bring is checked there.
+    chunks = -(-layout.nbytes // CHUNK)
+    sums = [0] * chunks if flight.taken.stowed is not None else flight.taken.capture.checksums
     return Record(
         run=flight.run,
         step=flight.step,

@@ -4,7 +4,7 @@ A request carries an `id` and is answered by a message with the same id (or by `
 are not answered. File descriptors travel beside a message (see `channel`).
 
     trainer → agent   Hello  Lease  Adopt  Find  Describe  Fetch  Tidy  Status  Stop   (requests)
-                      Begin  Sealed  Discarded  Passed  Revoked  Plan  Promise  Release (events)
+                      Begin  Sealed  Discarded  Passed  Revoked  Plan  Promise  Release (events; and see `lockers`)
     agent → trainer   Welcome  Leased  Found  Described  Fetched  Done  Report  Refused (answers)
                       Granted  Reached  Failed  Replaced  Spoiled  Awaiting  Hold  Plan (events)
 """
@@ -15,6 +15,8 @@ import msgspec
 
 from zerostall import errors, telemetry
 from zerostall.core.candidates import Past
+from zerostall.wire.lockers import Drained, Locker, NoLocker, NoUse, Rent, Stowed
+from zerostall.wire.message import Message
 
 PROTOCOL = 3
 
@@ -22,10 +24,6 @@ PROTOCOL = 3
 def plain(text: str) -> str:
     """A text that may hold a path that is no text: what cannot be encoded is spelled out."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """One message; its tag is its class name."""
 
 
 # ---------------------------------------------------------------------------------------------- trainer → agent
@@ -157,6 +155,8 @@ class Sealed(Message, frozen=True):
         aside: what of a past that the run has left is set aside before this one is committed.
         stalls: seconds of each time that training was held since the image before.
         fallbacks: those of the trainer until now.
+        stowed: where the part of the image lies that was on a device, if not in the slot; the record's checksums are
+            all 0 then, for nobody has read it yet.
     """
 
     slot: int
@@ -169,6 +169,7 @@ class Sealed(Message, frozen=True):
     aside: tuple[Past, ...] = ()
     stalls: tuple[float, ...] = ()
     fallbacks: tuple[Fallback, ...] = ()
+    stowed: Stowed | None = None
 
 
 class Adopt(Message, frozen=True):
@@ -426,6 +427,7 @@ class RankReport(msgspec.Struct, frozen=True):
     last_error: str = ""
     fallbacks: tuple[Fallback, ...] = ()
     tiers: tuple[TierReport, ...] = ()
+    peer_bytes: int = 0
 
 
 class Report(Message, frozen=True):
@@ -460,9 +462,11 @@ class Refused(Message, frozen=True):
 
 
 class Granted(Message, frozen=True):
-    """The trainer may capture into this slot."""
+    """The trainer may capture into this slot, and what lies on its device into that place of its locker (0: none)."""
 
     slot: int
+    locker: int = 0
+    place: int = 0
 
 
 class Reached(Message, frozen=True):
@@ -524,9 +528,10 @@ class Hold(Message, frozen=True):
 
 
 _Request = Hello | Lease | Adopt | Find | Describe | Fetch | Tidy | Status | Stop
-FromTrainer = _Request | Begin | Sealed | Discarded | Passed | Revoked | Plan | Promise | Release
+FromTrainer = _Request | Begin | Sealed | Discarded | Passed | Revoked | Plan | Promise | Release | Rent | NoUse
 _Answer = Welcome | Leased | Found | Described | Fetched | Done | Report | Refused
-FromAgent = _Answer | Granted | Reached | Failed | Replaced | Spoiled | Awaiting | Hold | Plan
+_Event = Granted | Reached | Failed | Replaced | Spoiled | Awaiting | Hold | Plan | Locker | NoLocker | Drained
+FromAgent = _Answer | _Event
 
 
 def rebuild_error(kind: str, message: str, *, hint: str = "", errno: int | None = None) -> errors.ZerostallError:

@@ -1,0 +1,96 @@
+#include <nanobind/stl/string.h>
+
+#include "bindings.hpp"
+#include "error.hpp"
+#include "peer.hpp"
+#include "unload.hpp"
+
+namespace zs::python {
+namespace {
+
+using Unload = JobOf<zs::Unload>;
+
+void bind_facts(nb::module_& m) {
+  nb::class_<zs::DeviceFacts>(m, "DeviceFacts", "A CUDA device that this process sees.")
+      .def_ro("ordinal", &zs::DeviceFacts::ordinal)
+      .def_ro("uuid", &zs::DeviceFacts::uuid, "As nvidia-smi writes it; the same in every process.")
+      .def_ro("name", &zs::DeviceFacts::name)
+      .def_ro("multicast", &zs::DeviceFacts::multicast,
+              "Whether NVLink multicast could be had; nothing here uses it.");
+  nb::class_<zs::LinkFacts>(m, "LinkFacts", "How one device reaches another's memory.")
+      .def_ro("access", &zs::LinkFacts::access, "Whether it does at all.")
+      .def_ro("rank", &zs::LinkFacts::rank, "The driver's; 0 is the fastest kind of link.")
+      .def_ro("atomics", &zs::LinkFacts::atomics, "Whether all atomics work: over NVLink, not over PCIe.");
+  m.def("visible_devices", &zs::visible_devices, nogil(),
+        "The devices this process sees. CapabilityError: there is no driver.");
+  m.def("link_between", &zs::link_between, "ordinal"_a, "to"_a, nogil());
+}
+
+void bind_lending(nb::module_& m) {
+  nb::class_<zs::Vault>(m, "Vault", "Memory of a device that other processes open by its handle.")
+      .def(
+          "__init__",
+          [](zs::Vault* self, const Device& device, uint64_t nbytes) {
+            nb::gil_scoped_release release;
+            new (self) zs::Vault(device.device->context(), nbytes);
+          },
+          "device"_a, "nbytes"_a, "CapacityError: the device has too little.")
+      .def_prop_ro("nbytes", &zs::Vault::nbytes)
+      .def_prop_ro("address", &zs::Vault::at)
+      .def("handle", [](const zs::Vault& v) {
+        const std::string handle = v.handle();
+        return nb::bytes(handle.data(), handle.size());
+      });
+  nb::class_<zs::Peer>(m, "Peer", "A vault's memory in another process.")
+      .def(
+          "__init__",
+          [](zs::Peer* self, const Device& device, nb::bytes handle) {
+            const std::string text(static_cast<const char*>(handle.data()), handle.size());
+            nb::gil_scoped_release release;
+            new (self) zs::Peer(device.device->context(), text);
+          },
+          "device"_a, "handle"_a, "`device`: whose copy engines will use it. DeviceError: it cannot.")
+      .def_prop_ro("address", &zs::Peer::at)
+      .def("close", &zs::Peer::close, nogil(), "Nothing may be copying.");
+}
+
+void bind_unload(nb::module_& m) {
+  nb::class_<Unload, Job>(m, "Unload", "What lies in a vault of an image, to where the rest of it lies.")
+      .def(
+          "__init__",
+          [](Unload* self, nb::object pool, nb::object device, nb::object vault, uint64_t at, uint64_t image,
+             uint64_t nbytes, uint64_t chunk_bytes, const std::vector<std::pair<uint64_t, uint64_t>>& runs) {
+            const auto& workers = nb::cast<const zs::Pool&>(pool);
+            const std::shared_ptr<zs::Device> from = nb::cast<const Device&>(device).device;
+            const auto& memory = nb::cast<const zs::Vault&>(vault);
+            make(self, {pool, device, vault}, [&] {
+              return zs::Unload::begin(workers, from, memory, at, pointer<std::byte>(image), nbytes,
+                                       chunk_bytes, runs);
+            });
+          },
+          "pool"_a, "device"_a, "vault"_a, "at"_a, "image"_a, "nbytes"_a, nb::kw_only(), "chunk_bytes"_a,
+          "runs"_a,
+          nb::sig("def __init__(self, pool: Pool, device: Device, vault: Vault, at: int, image: int, "
+                  "nbytes: int, *, chunk_bytes: int, "
+                  "runs: collections.abc.Sequence[tuple[int, int]]) -> None"),
+          "The image begins at `at` of the vault; `runs` (offset, size) of it are copied to `image`.")
+      .def_prop_ro(
+          "checksums",
+          [](const Unload& u) {
+            if (!u.job->done() || u.job->cancelled())
+              throw zs::Error(zs::Kind::usage, "there are checksums when all is unloaded");
+            u.job->rethrow();
+            return u.get().checksums();
+          },
+          "CRC-32C of each chunk of the whole image, when done.");
+}
+
+}  // namespace
+
+void bind_peer(nb::module_& m) {
+  bind_facts(m);
+  bind_lending(m);
+  bind_unload(m);
+}
+
+}  // namespace zs::python

@@ -1,0 +1,186 @@
+"""What trainers, their agent and its vaults say of images in another GPU's memory.
+
+A *vault* is a process of the agent that lends memory of one GPU; a *locker* is what one rank has of it: one or two
+places for an image.
+
+    trainer → agent   Rent  NoUse                  agent → trainer   Locker  NoLocker  Drained   (all events)
+    agent → vault     Lend  TakeBack  Show  Hide  Drain
+    vault → agent     Ready  Opened  Declined  Emptied  Stuck  Slow  Closed
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from zerostall.wire.message import Message
+
+
+class Stowed(msgspec.Struct, frozen=True):
+    """Where the part of an image lies that was on a device.
+
+    Attributes:
+        locker: the key of the locker.
+        place: which of its places.
+        runs: offset in the image and size of what is there, rising.
+        samples: offset, size and CRC-32C of what the device itself has looked at of it when it was captured.
+    """
+
+    locker: int
+    place: int
+    runs: tuple[tuple[int, int], ...]
+    samples: tuple[tuple[int, int, int], ...] = ()
+
+
+# ---------------------------------------------------------------------------------------------- trainer → agent
+
+
+class Rent(Message, frozen=True):
+    """Asks for a locker for images of `nbytes` in the memory of that GPU, until it is asked for another.
+
+    Answered by `Locker` or `NoLocker` when that is known, and again whenever it changes.
+    """
+
+    gpu: str
+    nbytes: int
+
+
+class NoUse(Message, frozen=True):
+    """The trainer cannot use that locker."""
+
+    locker: int
+    reason: str
+
+
+# ---------------------------------------------------------------------------------------------- agent → trainer
+
+
+class Locker(Message, frozen=True):
+    """Memory of another GPU.
+
+    Attributes:
+        handle: CUDA's, for `cuIpcOpenMemHandle`.
+        stride: bytes from one place to the next.
+    """
+
+    key: int
+    gpu: str
+    handle: bytes
+    stride: int
+    places: int
+
+
+class NoLocker(Message, frozen=True):
+    """There is none, or none any more (`key` says which, 0: there was none)."""
+
+    key: int
+    reason: str
+
+
+class Drained(Message, frozen=True):
+    """What was stowed of a step is in its slot of host memory, and this is the record, with checksums."""
+
+    slot: int
+    step: int
+    created: float
+    record: bytes
+
+
+# ---------------------------------------------------------------------------------------------- agent → vault
+
+
+class Lend(Message, frozen=True):
+    """Make a locker of up to `places` places of `stride` bytes; answered by `Opened` or `Declined`."""
+
+    key: int
+    stride: int
+    places: int
+
+
+class TakeBack(Message, frozen=True):
+    """Free the locker; nobody captures into it any more, or what comes of that counts for nothing."""
+
+    key: int
+
+
+class Show(Message, frozen=True):
+    """A segment of host memory, whose descriptor is beside the message, for `Drain` to name."""
+
+    key: int
+    nbytes: int
+    stride: int
+
+
+class Hide(Message, frozen=True):
+    """That segment is drained into no longer."""
+
+    key: int
+
+
+class Drain(Message, frozen=True):
+    """Bring an image to where the rest of it lies; answered by `Emptied` or `Stuck` with this id."""
+
+    id: int
+    locker: int
+    place: int
+    memory: int
+    offset: int
+    nbytes: int
+    chunk_bytes: int
+    runs: tuple[tuple[int, int], ...]
+    samples: tuple[tuple[int, int, int], ...] = ()
+
+
+# ---------------------------------------------------------------------------------------------- vault → agent
+
+
+class Ready(Message, frozen=True):
+    """The vault has its GPU."""
+
+    name: str
+    budget: int
+
+
+class Opened(Message, frozen=True):
+    key: int
+    handle: bytes
+    places: int
+
+
+class Declined(Message, frozen=True):
+    key: int
+    reason: str
+
+
+class Emptied(Message, frozen=True):
+    """All is in host memory.
+
+    Attributes:
+        checksums: CRC-32C of each chunk of the whole image.
+        ghosts: offsets of samples that arrived as other bytes than the device held.
+    """
+
+    id: int
+    checksums: tuple[int, ...]
+    seconds: float
+    ghosts: tuple[int, ...] = ()
+
+
+class Stuck(Message, frozen=True):
+    id: int
+    reason: str
+
+
+class Slow(Message, frozen=True):
+    """The vault does it in a slower way."""
+
+    reason: str
+
+
+class Closed(Message, frozen=True):
+    """The vault ends."""
+
+    reason: str
+
+
+ToVault = Lend | TakeBack | Show | Hide | Drain
+FromVault = Ready | Opened | Declined | Emptied | Stuck | Slow | Closed

@@ -1,0 +1,202 @@
+"""A training process whose state lies on a stand-in device, driven line by line; and the driver.
+
+trainer = Trainer(where, environment)      # a process with a real Checkpointer
+trainer.ask("fill", 3)                     # a kernel: all its state is 3 now
+trainer.ask("save", 1)
+trainer.kill()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import itertools
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+SIZES = (5_000_000, 3, 70_001, 1, 4096, 2_500_000, 12)  # of float32; 30 MB in two chunks
+HOST = 1000
+ANSWER_SECONDS = 60.0
+
+
+class Trainer:
+    """The process, as a test sees it."""
+
+    def __init__(self, where: Path, environment: dict[str, str], **options: object) -> None:
+        search = [str(ROOT / "src"), str(ROOT / "tests")]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "standin.training", str(where), json.dumps(options)],
+            env={**environment, "PYTHONPATH": os.pathsep.join(search)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT / "tests",
+        )
+        self.ask("ready")
+
+    def ask(self, *words: object) -> Any:
+        """Do one thing there; its answer."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(words).encode() + b"\n")
+        self.process.stdin.flush()
+        assert select.select([self.process.stdout], [], [], ANSWER_SECONDS)[0], f"no answer to {words}"
+        line = self.process.stdout.readline()
+        assert line, f"it ended while it was asked {words}"
+        answer = json.loads(line)
+        assert "error" not in answer, answer["error"]
+        return answer["is"]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+    def close(self) -> None:
+        self.ask("close")
+        self.kill()
+
+
+def expected(value: int) -> str:
+    """The digest of a state that is all of that byte."""
+    return hashlib.sha256(bytes([value]) * (4 * sum(SIZES) + HOST)).hexdigest()
+
+
+# ------------------------------------------------------------------------------------------------ in the process
+
+
+class State:
+    """What `zerostall.trainer.state.State` is to a Checkpointer, of stand-in tensors and one array in host memory."""
+
+    optimizers: tuple[object, ...] = ()
+
+    def __init__(self, roots: dict[str, Any], **_: object) -> None:
+        from zerostall.core import layout
+        from zerostall.core.layout import Shard
+
+        self.holders = roots["holders"]
+        shards = [Shard.whole(name, str(h.dtype), tuple(h.shape)) for name, h in self.holders.items()]
+        self.layout = layout.build(shards)
+        self.ordered = [self.holders[entry.name] for entry in self.layout.entries]
+
+    def survey(self) -> Any:
+        names = [entry.name for entry in self.layout.entries]
+        at_once = [k for k, name in enumerate(names) if name in ("t1", "t3", "host")]
+        tracked = [name != "host" for name in names]
+        return SimpleNamespace(layout=self.layout, tensors=self.ordered, at_once=at_once, tracked=tracked)
+
+    def fits(self, survey: object) -> bool:
+        return True
+
+    def values(self, survey: object) -> Any:
+        from zerostall.core import values
+
+        return SimpleNamespace(encode=lambda: values.encode({"stand": "in"}, "values"))
+
+    def targets(self, stored: Any, **_: object) -> Any:
+        assert stored.layout.digest == self.layout.digest
+        return SimpleNamespace(entries=list(range(len(self.ordered))), tensors=self.ordered, views=[])
+
+    def accept(self, targets: object, image: object) -> str:
+        return "all of it"
+
+
+def serve(where: str, options: dict[str, Any]) -> Iterator[Any]:
+    """Do what the test says, line by line; yields the answers."""
+    import numpy as np
+    import torch
+
+    from standin.cuda import FakeCuda, StandIn
+    from zerostall import telemetry
+    from zerostall.trainer import checkpointer as module
+
+    fake = FakeCuda(Path(os.environ["ZEROSTALL_LIBCUDA"]))
+    stream = fake.stream()
+    torch.cuda.current_stream = lambda _=None: SimpleNamespace(cuda_stream=stream)  # pyright: ignore
+    torch.cuda.mem_get_info = lambda _=None: (1 << 30, 1 << 30)  # pyright: ignore
+    module.State = State  # pyright: ignore
+    places = itertools.cycle(options.pop("places", [0]))
+    tensors = {f"t{k}": StandIn(fake, size, index=next(places)) for k, size in enumerate(SIZES)}
+    array = np.zeros(HOST, np.uint8)
+    ckpt = module.Checkpointer(where, rng=False, holders={**tensors, "host": array}, **options)
+    savings: dict[int, Any] = {}
+
+    def fill(value: int, microseconds: int = 0) -> None:
+        fake.work(stream, microseconds, tensors["t0"], value)
+        for tensor in tensors.values():
+            fake.work(stream, 0, tensor, value)
+        array[:] = value
+
+    def digest() -> str:
+        fake.settle(stream)
+        found = hashlib.sha256()
+        for tensor in tensors.values():
+            found.update(ctypes.string_at(tensor.data_ptr(), tensor.nbytes))
+        found.update(array.tobytes())
+        return found.hexdigest()
+
+    def save(step: int, **how: Any) -> str:
+        savings[step] = ckpt.save(step, **how)
+        return savings[step].skipped
+
+    def wait(step: int, tier: str) -> str:
+        try:
+            savings[step].wait(tier, timeout=ANSWER_SECONDS)
+        except Exception as error:  # the test looks at it
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def guard() -> None:
+        with ckpt.guard():
+            pass
+
+    for line in sys.stdin:
+        word, *rest = json.loads(line)
+        match word:
+            case "ready" | "kill":
+                yield None
+            case "fill":
+                yield fill(*rest)
+            case "save":
+                yield save(rest[0], **(rest[1] if len(rest) > 1 else {}))
+            case "wait":
+                yield wait(*rest)
+            case "guard":
+                yield guard()
+            case "restore":
+                yield ckpt.restore(*rest)
+            case "digest":
+                yield digest()
+            case "stats":
+                yield {name: getattr(ckpt.stats, name) for name in ("saves", "stowed", "skipped", "restored_from")}
+            case "fallbacks":
+                yield [found.text for found in telemetry.fallbacks()]
+            case "has locker":
+                yield ckpt._lockers._locker is not None
+            case "fake":
+                yield getattr(fake, rest[0])(*rest[1:])
+            case "stream":
+                yield stream
+            case "close":
+                yield ckpt.close()
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever else is printed
+    for answer in serve(sys.argv[1], json.loads(sys.argv[2])):
+        answers.write(json.dumps({"is": answer}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

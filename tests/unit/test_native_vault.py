@@ -1,0 +1,142 @@
+"""Captures into another device's memory and from there to host memory, in one process on the stand-in driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from standin.cuda import LAUNCH_FAILED, OUT_OF_MEMORY, FakeCuda, StandIn
+from zerostall.errors import CapacityError, DeviceError
+from zerostall.native import (
+    Capture,
+    Device,
+    Peer,
+    Plan,
+    Pool,
+    Segment,
+    Tensors,
+    Unload,
+    Vault,
+    crc32c,
+    link_between,
+    visible_devices,
+)
+
+SIZES = [5000, 3, 70_000, 1, 4096, 250_000, 12]
+HOST = {1, 4}
+CHUNK = 64 << 10
+Made = tuple[list[object], Tensors, Plan]
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    pool = Pool("test", 2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def devices(fake: FakeCuda) -> Iterator[tuple[Device, Device]]:
+    one, other = Device(0), Device(1)
+    yield one, other
+    one.close()
+    other.close()
+
+
+def make(fake: FakeCuda) -> Made:
+    import numpy as np
+
+    tensors = [np.zeros(size, np.float32) if k in HOST else StandIn(fake, size) for k, size in enumerate(SIZES)]
+    sizes = [4 * size for size in SIZES]
+    offsets = [100 + sum(sizes[:k]) + 4 * k for k in range(len(sizes))]
+    plan = Plan(nbytes=offsets[-1] + sizes[-1], header=b"h" * 100, chunk_bytes=CHUNK, offsets=offsets, sizes=sizes)
+    sources = Tensors(tensors, [k not in HOST for k in range(len(tensors))])
+    assert sources.refresh() == []
+    return tensors, sources, plan
+
+
+def fill(fake: FakeCuda, stream: int, tensors: list[object], value: int) -> None:
+    for k, tensor in enumerate(tensors):
+        if k in HOST:
+            tensor.view("uint8")[:] = value  # type: ignore[attr-defined]
+        else:
+            fake.work(stream, 2000 if k == 0 else 0, tensor, value)  # type: ignore[arg-type]
+
+
+def image_of(value: int) -> bytes:
+    return b"h" * 100 + b"\0\0\0\0".join(bytes([value]) * (4 * size) for size in SIZES)
+
+
+@pytest.mark.parametrize("coarse", [1, 4])
+def test_an_image_goes_to_the_vault_and_from_there_to_the_rest_of_it(
+    fake: FakeCuda, pool: Pool, devices: tuple[Device, Device], coarse: int
+) -> None:
+    tensors, sources, plan = make(fake)
+    if coarse > 1:
+        plan = Plan(
+            nbytes=plan.nbytes,
+            header=b"h" * 100,
+            chunk_bytes=coarse * CHUNK,
+            offsets=[100 + 4 * sum(SIZES[:k]) + 4 * k for k in range(len(SIZES))],
+            sizes=[4 * size for size in SIZES],
+        )
+    vault = Vault(devices[1], 2 << 20)
+    segment = Segment("test", 2 << 20)
+    segment.pin(devices[1], stretch=2 << 20, threads=1)
+    stream = fake.stream()
+    for step in range(1, 4):
+        place = 4096 * step
+        assert sources.refresh() == []
+        fill(fake, stream, tensors, step)
+        capture = Capture(
+            pool, plan, sources, segment.address, at_once=[1, 3], streams=[(devices[0], stream)],
+            peer=vault.address + place,
+        )  # fmt: skip
+        runs = capture.on_devices
+        capture.protect(streams=[(devices[0], stream)])
+        fill(fake, stream, tensors, 0xCC)
+        capture.wait(60)
+        with pytest.raises(ValueError, match="no checksums yet"):
+            _ = capture.checksums
+        job = Unload(pool, devices[1], vault, place, segment.address, plan.nbytes, chunk_bytes=CHUNK, runs=runs)
+        job.wait(60)
+        assert bytes(segment.view(0, plan.nbytes)) == image_of(step)
+        assert job.checksums == [crc32c(image_of(step)[at : at + CHUNK]) for at in range(0, plan.nbytes, CHUNK)]
+
+
+def test_a_copy_that_fails_is_told_and_the_next_works(fake: FakeCuda, pool: Pool, devices) -> None:
+    vault = Vault(devices[1], 1 << 20)
+    segment = Segment("test", 1 << 20)
+    fake.fail("cuMemcpyDtoHAsync", 2, LAUNCH_FAILED)
+    whole = [(0, 1 << 20)]
+    job = Unload(pool, devices[1], vault, 0, segment.address, 1 << 20, chunk_bytes=CHUNK, runs=whole)
+    with pytest.raises(DeviceError):
+        job.wait(60)
+    again = Unload(pool, devices[1], vault, 0, segment.address, 1 << 20, chunk_bytes=CHUNK, runs=whole)
+    again.wait(60)
+    assert len(again.checksums) == 16
+
+
+def test_what_makes_no_sense_is_refused(fake: FakeCuda, pool: Pool, devices) -> None:
+    vault = Vault(devices[1], 1 << 16)
+    segment = Segment("test", 1 << 16)
+    for at, nbytes, runs in ((1, 1 << 16, []), (0, 100, [(0, 101)]), (0, 100, [(50, 10), (40, 5)])):
+        with pytest.raises(ValueError, match=r"lie in|rise"):
+            Unload(pool, devices[1], vault, at, segment.address, nbytes, chunk_bytes=CHUNK, runs=runs)
+    with pytest.raises(ValueError, match="no handle"):
+        Peer(devices[0], b"short")
+    with pytest.raises(DeviceError):  # it is this process's own
+        Peer(devices[0], vault.handle())
+    fake.fail("cuMemAlloc_v2", 1, OUT_OF_MEMORY)
+    fake.fail("cuMemAlloc", 1, OUT_OF_MEMORY)
+    with pytest.raises(CapacityError):
+        Vault(devices[1], 1 << 20)
+
+
+def test_devices_and_links(fake: FakeCuda) -> None:
+    seen = visible_devices()
+    assert [facts.ordinal for facts in seen] == [0, 1]
+    assert len({facts.uuid for facts in seen}) == 2 and seen[0].uuid.count("-") == 5
+    link = link_between(0, 1)
+    assert (link.access, link.rank, link.atomics) == (True, 0, True)
