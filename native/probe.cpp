@@ -21,9 +21,10 @@ uint64_t span_bytes_for(std::span<const Probe::Run> runs) {
   return std::max(kLeast, (total / kWarps + fold::kBlock - 1) / fold::kBlock * fold::kBlock);
 }
 
-// Samples are not all of one size: what is lent is, so that it can be lent again.
+// Enough for most samples, and had before the first: taking memory may hold the device up. Larger ones are
+// not all of one size: what is lent is, so that it can be lent again.
 uint64_t rounded(uint64_t nbytes) {
-  return std::bit_ceil(std::max(nbytes, uint64_t{1} << 20));
+  return std::bit_ceil(std::max(nbytes, uint64_t{16} << 20));
 }
 
 }  // namespace
@@ -37,11 +38,8 @@ Probe::Probe(std::shared_ptr<Probes> owner, std::span<const Run> runs, uint64_t 
     nbytes_ += run.nbytes;
   }
   if (spans_.empty()) return;
-  residues_ = owner_->vram_->lend(rounded(residue_bytes_));
-  if (!residues_)
-    throw Error(Kind::capacity, "the device has no " + std::to_string(residue_bytes_) + " bytes to spare");
-  for (fold::Span& span : spans_) span.residue += residues_.at();
   memory_ = owner_->lend(spans_.size() * sizeof(fold::Span) + residue_bytes_);
+  for (fold::Span& span : spans_) span.residue += memory_.residues.at();
   std::memcpy(memory_.host, spans_.data(), spans_.size() * sizeof(fold::Span));
 }
 
@@ -50,7 +48,7 @@ Probe::~Probe() {
   try {
     const cuda::Context::Current current(*owner_->context_);
     if (launched_) cuda::driver().cuEventSynchronize(memory_.fetched);
-    owner_->take_back(memory_);
+    owner_->take_back(std::move(memory_));
   } catch (const Error&) {
     // The process ends and the driver has gone before us.
   }
@@ -70,7 +68,8 @@ void Probe::launch(CUstream stream) {
 void Probe::fetch(CUstream stream) {
   if (spans_.empty()) return;
   const cuda::Context::Current current(*owner_->context_);
-  ZS_CUDA(cuMemcpyDtoHAsync, const_cast<std::byte*>(residues()), residues_.at(), residue_bytes_, stream);
+  ZS_CUDA(cuMemcpyDtoHAsync, const_cast<std::byte*>(residues()), memory_.residues.at(), residue_bytes_,
+          stream);
   ZS_CUDA(cuEventRecord, memory_.fetched, stream);
 }
 
@@ -158,19 +157,21 @@ std::shared_ptr<Probe> Probes::probe(std::span<const Probe::Run> runs, uint64_t 
 
 Probe::Memory Probes::lend(uint64_t nbytes) {
   const std::lock_guard lock(mutex_);
-  Probe::Memory memory;
-  if (!idle_.empty()) {
-    memory = idle_.back();
+  if (!idle_.empty() && idle_.back().nbytes >= nbytes) {
+    Probe::Memory memory = std::move(idle_.back());
     idle_.pop_back();
+    return memory;
   }
-  if (memory.nbytes >= nbytes) return memory;
   const cuda::Context::Current current(*context_);
-  if (memory.host != nullptr) {
-    cuda::driver().cuEventDestroy(memory.fetched);
-    cuda::driver().cuMemFreeHost(memory.host);
+  for (; !idle_.empty(); idle_.pop_back()) {
+    cuda::driver().cuEventDestroy(idle_.back().fetched);
+    cuda::driver().cuMemFreeHost(idle_.back().host);
   }
-  memory = {};
   nbytes = rounded(nbytes);
+  Probe::Memory memory;
+  memory.residues = vram_->lend(nbytes);
+  if (!memory.residues)
+    throw Error(Kind::capacity, "the device has no " + std::to_string(nbytes) + " bytes to spare");
   void* host = nullptr;
   ZS_CUDA(cuMemHostAlloc, &host, nbytes, CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_PORTABLE);
   memory.host = static_cast<std::byte*>(host);
@@ -187,7 +188,7 @@ Probe::Memory Probes::lend(uint64_t nbytes) {
 
 void Probes::take_back(Probe::Memory memory) {
   const std::lock_guard lock(mutex_);
-  idle_.push_back(memory);
+  idle_.push_back(std::move(memory));
 }
 
 }  // namespace zs

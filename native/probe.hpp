@@ -41,11 +41,12 @@ class Probe {
 
  private:
   friend class Probes;
-  struct Memory {  // pinned: the spans, then their residues
+  struct Memory {  // pinned: the spans, then their residues; and as much of the device's own
     std::byte* host = nullptr;
     CUdeviceptr at = 0;  // the same for the device
     uint64_t nbytes = 0;
     CUevent fetched = nullptr;
+    Vram::Loan residues{};
   };
   Probe(std::shared_ptr<Probes> owner, std::span<const Run> runs, uint64_t span_bytes);
   const std::byte* residues() const { return memory_.host + spans_.size() * sizeof(fold::Span); }
@@ -55,7 +56,6 @@ class Probe {
   std::vector<size_t> ends_;  // by run: one past its last span
   uint64_t nbytes_ = 0;
   uint64_t residue_bytes_ = 0;
-  Vram::Loan residues_;  // on the device
   Memory memory_;
   bool launched_ = false;
 };
