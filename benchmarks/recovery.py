@@ -84,7 +84,13 @@ def train(arguments: argparse.Namespace) -> None:
     logging.getLogger("zerostall").addHandler(teller)
     logging.getLogger("zerostall").setLevel(logging.INFO)
     ckpt = Checkpointer(
-        arguments.out, keep=1, slots=arguments.slots, disk_interval=3600.0, model=loop.model, optimizer=loop.optimizer
+        arguments.out,
+        keep=1,
+        slots=arguments.slots,
+        disk_interval=3600.0,
+        peer=arguments.peer,
+        model=loop.model,
+        optimizer=loop.optimizer,
     )
     tell(stage="checkpointer")
     done = ckpt.restore()
@@ -116,6 +122,7 @@ class Trainer:
     def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
         command = [sys.executable, "-m", "benchmarks.recovery", "--train", "--out", str(folder / "saved")]
         command += ["--model", arguments.model, "--device", arguments.device, "--slots", str(arguments.slots)]
+        command += ["--peer"] if arguments.peer else []
         self.started = time.monotonic()
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         self.fingerprints: dict[int, int] = {}
@@ -176,6 +183,7 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=6, help="steps until the trainer is killed")
     options.add_argument("--deaths", type=int, default=1)
     options.add_argument("--slots", type=int, default=2)
+    options.add_argument("--peer", action="store_true", help="through another GPU's memory")
     options.add_argument("--folder", help="where to write (default: the temporary folder)")
     options.add_argument("--results", type=Path, help="folder of the report (default: benchmarks/results)")
     options.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
