@@ -12,12 +12,12 @@ from benchmarks.peers.ours import Zerostall
 
 Maker = Callable[..., Peer]  # of a training and a folder
 
-# A further tier or policy of ours is one more line here.
 OURS: dict[str, Maker] = {
     "overlap": partial(Zerostall, policy="overlap"),
     "freeze": partial(Zerostall, policy="freeze"),
     "flip": partial(Zerostall, policy="flip"),
     "auto": partial(Zerostall, policy="auto"),
+    "peer": partial(Zerostall, policy="overlap", peer=True),
 }
 FLIPPING = ("flip", "auto")  # with the optimizer of zerostall.optim
 PEERS: dict[str, Maker] = {

@@ -19,13 +19,21 @@ class Zerostall:
 
     Args:
         disk_interval: seconds from one write to disk to the next; what is persisted goes at once.
+        peer: by way of another GPU's memory.
     """
 
     fsyncs = True
     outlives = "memory"
 
     def __init__(
-        self, training: Training, folder: Path, *, policy: Policy, disk_interval: float = 5.0, slots: int = 3
+        self,
+        training: Training,
+        folder: Path,
+        *,
+        policy: Policy,
+        disk_interval: float = 5.0,
+        slots: int = 3,
+        peer: bool = False,
     ) -> None:
         self.training = training
         self.checkpointer = zerostall.Checkpointer(
@@ -35,6 +43,7 @@ class Zerostall:
             slots=slots,
             freeze_bytes=FREEZE_BYTES,
             disk_interval=disk_interval,
+            peer=peer,
             model=training.model,
             optimizer=training.optimizer,
         )

@@ -82,6 +82,7 @@ def wanted(model: str) -> list[Case]:
             apart("torch_checkpointing", model, 1.0),
             every("lm-resiliency", model, 1.0),
             every("auto", model, 0.5),
+            every("peer", model, 0.5),
         ]
     if model == "tiny":  # to try it out
         some = [every(peer, model, 0.0) for peer in PEERS if COSTS[peer].call < 0.3]
@@ -124,6 +125,9 @@ def wanted(model: str) -> list[Case]:
         every("torch_checkpointing", model, short, steps=5),
         every("dcp-stager", model, short),
         every("nvrx", model, short),
+        every("peer", model, short),
+        every("peer", model, long),
+        every("peer", model, short, looks=False),
     ]
 
 
@@ -166,8 +170,12 @@ def plan(cases: Iterable[Case], seconds: float) -> Plan:
 
 
 def chosen(models: Iterable[str], peers: Iterable[str]) -> list[Case]:
-    """The cases of some models and some systems ("all" are all), in the order of their worth."""
+    """The cases of some models and some systems, in the order of their worth.
+
+    "all" are all that one GPU is enough for.
+    """
     named = set(peers)
     if unknown := named - set(PEERS) - {"all"}:
         raise ValueError(f"no such system: {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
-    return [case for model in models for case in wanted(model) if "all" in named or case.peer in named]
+    wide = "all" in named
+    return [case for model in models for case in wanted(model) if case.peer in named or (wide and case.peer != "peer")]
