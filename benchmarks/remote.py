@@ -14,9 +14,9 @@ from benchmarks.machine import ROOT
 from benchmarks.report import Report, median, seconds
 from benchmarks.workload import scratch
 from zerostall import config, native
-from zerostall.core import checksum, values
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
+from zerostall.core import values
 from zerostall.core.layout import CHUNK, Shard
 from zerostall.core.manifest import Manifest, Record
 from zerostall.tiers.contract import Image
@@ -31,19 +31,8 @@ def image_of(step: int, segment: native.Segment, layout: layouts.Layout) -> Imag
     segment.view(len(layout.header), 8)[:] = step.to_bytes(8, "little")
     starts = range(0, layout.nbytes, CHUNK)
     sums = [native.crc32c_memory(segment.address + at, min(CHUNK, layout.nbytes - at)) for at in starts]
-    record = Record(
-        run="bench",
-        step=step,
-        rank=0,
-        world=1,
-        layout=layout.digest,
-        nbytes=layout.nbytes,
-        chunk_bytes=CHUNK,
-        checksums=sums,
-        checksum=checksum.whole(sums, layout.nbytes, CHUNK),
-        values=values.encode({"step": step}),
-        created=float(step),
-    )
+    small = values.encode({"step": step})
+    record = Record.of(layout, sums, small, run="bench", step=step, created=float(step))
     return Image(layout, record, segment.address)
 
 

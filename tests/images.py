@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from zerostall import native
-from zerostall.core import checksum, layout, manifest, values
+from zerostall.core import layout, manifest, values
 from zerostall.core.layout import CHUNK, Layout, Shard, View
 from zerostall.core.manifest import Manifest, Record
 from zerostall.tiers.contract import Image
@@ -49,19 +49,8 @@ def record_of(
     shape: Layout, data: bytes, step: int, *, rank: int = 0, world: int = 1, run: str = RUN, created: float = 1.0
 ) -> Record:
     sums = [native.crc32c(data[start : start + CHUNK]) for start in range(0, len(data), CHUNK)]
-    return Record(
-        run=run,
-        step=step,
-        rank=rank,
-        world=world,
-        layout=shape.digest,
-        nbytes=shape.nbytes,
-        chunk_bytes=CHUNK,
-        checksums=sums,
-        checksum=checksum.whole(sums, shape.nbytes, CHUNK),
-        values=values.encode({"step": step}, "values"),
-        created=created,
-    )
+    small = values.encode({"step": step}, "values")
+    return Record.of(shape, sums, small, run=run, step=step, rank=rank, world=world, created=created)
 
 
 def manifest_of(*records: Record) -> Manifest:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from images import RUN, manifest_of
 from zerostall import native
-from zerostall.core import checksum
 from zerostall.core import layout as layouts
 from zerostall.core import values as small_values
 from zerostall.core.layout import CHUNK, Shard, View
@@ -50,16 +49,5 @@ def _modules(ranks: list[list[tuple[Shard, bytes]]]) -> dict[str, object]:
 
 def _record(layout: layouts.Layout, data: bytes, step: int, rank: int, world: int, small: object) -> Record:
     sums = [native.crc32c(data[start : start + CHUNK]) for start in range(0, len(data), CHUNK)]
-    return Record(
-        run=RUN,
-        step=step,
-        rank=rank,
-        world=world,
-        layout=layout.digest,
-        nbytes=layout.nbytes,
-        chunk_bytes=CHUNK,
-        checksums=sums,
-        checksum=checksum.whole(sums, layout.nbytes, CHUNK),
-        values=small_values.encode(small),
-        created=1.0,
-    )
+    values = small_values.encode(small)
+    return Record.of(layout, sums, values, run=RUN, step=step, rank=rank, world=world, created=1.0)

@@ -12,7 +12,7 @@ from zerostall.core import layout as layouts
 from zerostall.core.layout import CHUNK, Layout
 from zerostall.core.manifest import Record
 from zerostall.tiers.contract import Stored
-from zerostall.trainer.state import RestoreReport, State
+from zerostall.trainer.state import Asked, RestoreReport, State
 from zerostall.trainer.state.load import tree
 from zerostall.trainer.state.writes import as_bits
 
@@ -72,12 +72,12 @@ def save_state(state: State) -> Saved:
 
 
 def restore(saved: Saved, /, *, rng: bool = False, options: dict | None = None, **roots: object) -> RestoreReport:
-    """Restore into these roots; `options` are those of `State.targets`."""
+    """Restore into these roots; `options` are those of `Asked`."""
     return restore_state(saved, State(roots, rng=rng), **(options or {}))
 
 
 def restore_state(saved: Saved, state: State, **options: object) -> RestoreReport:
-    targets = state.targets(saved.stored, **options)
+    targets = state.targets(saved.stored, Asked(**options))
     if targets.entries:
         into = native.Tensors(targets.tensors, [False] * len(targets.tensors))
         into.refresh()

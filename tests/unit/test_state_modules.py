@@ -16,7 +16,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from state_trip import aliases, load, names, restore, same, save
 from zerostall.errors import MismatchError, StateError
-from zerostall.trainer.state import State
+from zerostall.trainer.state import Asked, State
 
 
 class Net(nn.Module):
@@ -155,7 +155,7 @@ def test_a_part_of_it_under_other_names() -> None:
     target = nn.ModuleDict({"encoder": nn.Linear(30, 30), "head": nn.Linear(30, 9)})
     head = target["head"].weight.clone()
     state = State({"net": target}, rng=False)
-    targets = state.targets(saved.stored, only="net.encoder.*", rename={r"^net\.encoder": "m.enc"})
+    targets = state.targets(saved.stored, Asked(only="net.encoder.*", rename={r"^net\.encoder": "m.enc"}))
     picked = sum(saved.stored.layout.entries[index].nbytes for index in targets.entries)
     assert picked == sum(p.nbytes for p in source["enc"].parameters()), "no other bytes are asked for"
     restore(saved, options={"only": "net.encoder.*", "rename": {r"^net\.encoder": "m.enc"}}, net=target)

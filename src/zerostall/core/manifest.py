@@ -15,6 +15,7 @@ import msgspec
 
 from zerostall.core import checksum
 from zerostall.core.envelope import VERSION, seal, unseal
+from zerostall.core.layout import CHUNK, Layout
 from zerostall.core.quoting import quote
 from zerostall.core.safetensors import ALIGN, MAX_BYTES
 from zerostall.core.steps import MAX_RANK, MAX_STEP
@@ -65,6 +66,36 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     metric: float | None = None
     created: float = 0.0
     version: int = VERSION
+
+    @classmethod
+    def of(
+        cls,
+        layout: Layout,
+        checksums: list[int],
+        values: Document,
+        *,
+        run: str,
+        step: int,
+        rank: int = 0,
+        world: int = 1,
+        metric: float | None = None,
+        created: float,
+    ) -> Record:
+        """The record of an image of that layout, whose chunks have these checksums."""
+        return cls(
+            run=run,
+            step=step,
+            rank=rank,
+            world=world,
+            layout=layout.digest,
+            nbytes=layout.nbytes,
+            chunk_bytes=CHUNK,
+            checksums=checksums,
+            checksum=checksum.whole(checksums, layout.nbytes, CHUNK),
+            values=values,
+            metric=metric,
+            created=created,
+        )
 
 
 class RankFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from zerostall import config, native
-from zerostall.core import checksum
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
@@ -164,7 +163,8 @@ def store_tensors(
         places = [Place(0, len(layout.header), Plain(layout.header))]
         places += [Place(entry.offset, entry.nbytes, harvest.tensors[entry.name]) for entry in layout.entries]
         sums = pour(fd, places, layout.nbytes, told)
-        return _record(layout, chunk_sums(sums, layout.nbytes, CHUNK), small, facts, step, None)
+        sums = chunk_sums(sums, layout.nbytes, CHUNK)
+        return Record.of(layout, sums, small, run=facts.run, step=step, created=time.time())
 
     with _for_writing(where, step, layout, run=run, replace=replace) as (target, facts, _):
         if isinstance(target, DiskTier):
@@ -230,7 +230,7 @@ def _put_memory(
 ) -> None:
     starts = range(0, layout.nbytes, CHUNK)
     sums = [native.crc32c_memory(segment.address + at, min(CHUNK, layout.nbytes - at)) for at in starts]
-    record = _record(layout, sums, small, facts, step, metric)
+    record = Record.of(layout, sums, small, run=facts.run, step=step, metric=metric, created=time.time())
 
     def put() -> Record:
         target.put(Image(layout, record, segment.address))
@@ -284,25 +284,6 @@ def _committed(target: RunTier, step: int, put: Callable[[], Record], replace: b
     except BaseException:
         target.abandon(step)
         raise
-
-
-def _record(
-    layout: Layout, checksums: list[int], small: Document, run: RunFacts, step: int, metric: float | None
-) -> Record:
-    return Record(
-        run=run.run,
-        step=step,
-        rank=0,
-        world=1,
-        layout=layout.digest,
-        nbytes=layout.nbytes,
-        chunk_bytes=CHUNK,
-        checksums=checksums,
-        checksum=checksum.whole(checksums, layout.nbytes, CHUNK),
-        values=small,
-        metric=metric,
-        created=time.time(),
-    )
 
 
 def _run_of(target: RunTier, layout: Layout, name: str | None) -> RunFacts:

@@ -34,7 +34,7 @@ from zerostall.trainer.preemption import Preemption, signal_numbers
 from zerostall.trainer.saving import Saving
 from zerostall.trainer.sealer import TOLD_SECONDS, Sealer
 from zerostall.trainer.source_checks import SourceChecks
-from zerostall.trainer.state import Choice, State
+from zerostall.trainer.state import Asked, Choice, State
 from zerostall.trainer.world import World
 from zerostall.wire import messages as m
 
@@ -411,7 +411,8 @@ class Checkpointer:
         """
         self._require_open()
         self._settle()
-        request = restoring.Request(step, required, only, rename, strict, prefixes, meta_to)
+        asked = Asked(only=only, rename=rename, strict=strict, prefixes=prefixes, meta_to=meta_to)
+        request = restoring.Request(step, required, asked)
         source = restoring.Source(self._world, self._link, self._mappings, self._captures.devices, self._where)
         outcome = restoring.restore(source, self._state, request)
         self.stats.restored_from = outcome.tier

@@ -54,14 +54,7 @@ def collect(source: Source, state: State, request: Request, copy: Copy, label: s
         what = f"restore: {label} is compared"
         with source.world.excused(what), source.world.pulse():
             images = _describe(source, copy)
-            met = state.meet(
-                images,
-                only=request.only,
-                rename=request.rename,
-                strict=request.strict,
-                prefixes=request.prefixes,
-                meta_to=request.meta_to,
-            )
+            met = state.meet(images, request.asked)
             stack.callback(met.let_go)
         unexpected = _expected_nowhere(source, met.match.unexpected, what)
         with source.world.together(f"restore: {label} is fetched"):

@@ -34,13 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    import torch
-
-    from zerostall.core.matching import Strict
     from zerostall.trainer.devices import Devices
     from zerostall.trainer.link import Link
     from zerostall.trainer.mappings import Mappings
-    from zerostall.trainer.state import RestoreReport, State
+    from zerostall.trainer.state import Asked, RestoreReport, State
     from zerostall.trainer.world import World
 
 T = TypeVar("T")
@@ -54,13 +51,9 @@ _WORTH_PINNING = 64 << 20
 class Request:
     """What the user asked for; see `Checkpointer.restore`."""
 
-    step: int | None = None
-    required: bool = False
-    only: str | Sequence[str] | None = None
-    rename: Mapping[str, str] | None = None
-    strict: Strict = True
-    prefixes: bool = False
-    meta_to: str | torch.device | None = None
+    step: int | None
+    required: bool
+    asked: Asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,14 +293,7 @@ def _write(
     pool: native.Pool, devices: Devices, state: State, request: Request, mapped: Mapped, label: str
 ) -> RestoreReport:
     stored = mapped.stored
-    targets = state.targets(
-        stored,
-        only=request.only,
-        rename=request.rename,
-        strict=request.strict,
-        prefixes=request.prefixes,
-        meta_to=request.meta_to,
-    )
+    targets = state.targets(stored, request.asked)
     record = stored.record
     if targets.views and not mapped.verified:
         # Aliases that are apart in the target are read from all over the image: it is checked whole, first.

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from zerostall.core import checksum
 from zerostall.core import manifest as manifests
 from zerostall.core.layout import CHUNK
 from zerostall.core.manifest import Record
@@ -180,18 +179,14 @@ def _record(flight: Flight) -> Record:
     layout = flight.taken.layout
     # What a vault has still to bring is checked there.
     chunks = -(-layout.nbytes // CHUNK)
-    sums = [0] * chunks if flight.taken.stowed is not None else flight.taken.capture.checksums
-    return Record(
+    return Record.of(
+        layout,
+        [0] * chunks if flight.taken.stowed is not None else flight.taken.capture.checksums,
+        flight.taken.values.encode(),
         run=flight.run,
         step=flight.step,
         rank=flight.rank,
         world=flight.world,
-        layout=layout.digest,
-        nbytes=layout.nbytes,
-        chunk_bytes=CHUNK,
-        checksums=sums,
-        checksum=checksum.whole(sums, layout.nbytes, CHUNK),
-        values=flight.taken.values.encode(),
         metric=flight.metric,
         created=flight.created,
     )

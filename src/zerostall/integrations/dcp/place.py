@@ -24,3 +24,12 @@ def place_of(
         raise ValueError(f"checkpoint_id {os.fspath(checkpoint_id)!r} does not end in the number of a step")
     alone = len(path.parts) == 1 and path.name.isdigit()
     return (Path(where) if alone and where is not None else path.parent), int(match[1])
+
+
+def names_a_step(checkpoint_id: str | os.PathLike[str]) -> bool:
+    """Whether a `checkpoint_id` by itself says which step is meant."""
+    try:
+        place_of(checkpoint_id, None, None)
+    except ValueError:
+        return False
+    return True

@@ -31,7 +31,7 @@ from zerostall.core.boxes import Box, runs
 from zerostall.core.dtypes import DTYPES
 from zerostall.flow.pour import THREADS
 from zerostall.flow.whole_step import opened_step
-from zerostall.integrations.dcp.place import place_of
+from zerostall.integrations.dcp.place import names_a_step, place_of
 from zerostall.trainer.exchange.outlines import outline_of
 from zerostall.trainer.state import tensors as kinds
 
@@ -130,11 +130,7 @@ class Reader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        try:
-            place_of(checkpoint_id, None, None)
-        except ValueError:
-            return False
-        return True
+        return names_a_step(checkpoint_id)
 
     def close(self) -> None:
         """Close the files. A reader that was closed opens them again."""

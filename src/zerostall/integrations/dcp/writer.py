@@ -16,11 +16,10 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from zerostall.core import checksum, values
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
-from zerostall.core.layout import CHUNK
+from zerostall.core import values
 from zerostall.core.manifest import Manifest, RankFacts, Record, RunFacts
 from zerostall.core.values import Document
 from zerostall.errors import CapabilityError, RunMismatchError, StepExistsError
@@ -28,7 +27,7 @@ from zerostall.flow.folder_lock import FolderLock
 from zerostall.flow.persist import prune
 from zerostall.integrations.dcp.holdings import Holdings, Ticket
 from zerostall.integrations.dcp.naming import Naming
-from zerostall.integrations.dcp.place import place_of
+from zerostall.integrations.dcp.place import names_a_step, place_of
 from zerostall.integrations.dcp.stager import Stager
 from zerostall.tiers.contract import Image
 from zerostall.tiers.disk import DiskTier
@@ -167,11 +166,7 @@ class Writer(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        try:
-            place_of(checkpoint_id, None, None)
-        except ValueError:
-            return False
-        return "://" not in os.fspath(checkpoint_id)
+        return names_a_step(checkpoint_id) and "://" not in os.fspath(checkpoint_id)
 
     # -------------------------------------------------------------------------------------------- AsyncStager
 
@@ -281,7 +276,16 @@ class Writer(StorageWriter):
             disk.join(ticket.step, disk.where / ticket.folder)
             image = RankImage(held.shards, held.tensors, pool)
             stack.callback(image.close)
-            record = _record(ticket, image)
+            record = Record.of(
+                image.layout,
+                image.checksums,
+                values.encode({"parts": {}, "rng": None}),
+                run=ticket.run,
+                step=ticket.step,
+                rank=ticket.rank,
+                world=ticket.world,
+                created=ticket.created,
+            )
             disk.put(Image(image.layout, record, image.address))
             if self._coordinator:
                 self._mine = record
@@ -291,20 +295,3 @@ class Writer(StorageWriter):
 
 def _run(name: str, fingerprint: str) -> RunFacts:
     return RunFacts(run=uuid.uuid4().hex, name=name, fingerprint=fingerprint, created=time.time())
-
-
-def _record(ticket: Ticket, image: RankImage) -> Record:
-    nbytes = image.layout.nbytes
-    return Record(
-        run=ticket.run,
-        step=ticket.step,
-        rank=ticket.rank,
-        world=ticket.world,
-        layout=image.layout.digest,
-        nbytes=nbytes,
-        chunk_bytes=CHUNK,
-        checksums=image.checksums,
-        checksum=checksum.whole(image.checksums, nbytes, CHUNK),
-        values=values.encode({"parts": {}, "rng": None}),
-        created=ticket.created,
-    )

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from zerostall.core.layout import View
-    from zerostall.core.matching import Match, Strict
+    from zerostall.core.matching import Match
     from zerostall.tiers.contract import Stored
+    from zerostall.trainer.state.asked import Asked
     from zerostall.trainer.state.assigning import Assignment
     from zerostall.trainer.state.gathering import Gathering
     from zerostall.trainer.state.stored_step import StoredStep
@@ -111,33 +112,22 @@ class Rest:
 def aim(
     walk: Walk,
     stored: Stored,
+    asked: Asked,
     *,
-    only: str | Iterable[str] | None,
-    rename: Mapping[str, str] | None,
-    strict: Strict,
-    prefixes: bool,
     rng: bool,
 ) -> Targets:
     """Decide where everything goes; see `State.targets`."""
     state = StoredState.read(stored)
-    met = _meet(walk, state, only=only, rename=rename, strict=strict, prefixes=prefixes)
+    met = _meet(walk, state, asked)
     planned = writes.plan(state, met.pairs)
     entries = sorted(planned.targets)
     rest = met.rest(planned.refused, rng=rng)
     return Targets(entries, [planned.targets[index] for index in entries], planned.copies, state, planned, rest)
 
 
-def meet_step(
-    walk: Walk,
-    step: StoredStep,
-    *,
-    only: str | Iterable[str] | None,
-    rename: Mapping[str, str] | None,
-    strict: Strict,
-    prefixes: bool,
-) -> Meeting:
+def meet_step(walk: Walk, step: StoredStep, asked: Asked) -> Meeting:
     """Compare a step of several ranks with what is here; see `State.meet`."""
-    met = _meet(walk, step.state, only=only, rename=rename, strict=strict, prefixes=prefixes)
+    met = _meet(walk, step.state, asked)
     met.target.warnings.extend(step.warnings)
     met.step = step
     return met
@@ -188,23 +178,15 @@ class Meeting:
         return Rest(self.target, self.parts, dict(reversed(self.pairs)), match, states)
 
 
-def _meet(
-    walk: Walk,
-    state: StoredState,
-    *,
-    only: str | Iterable[str] | None,
-    rename: Mapping[str, str] | None,
-    strict: Strict,
-    prefixes: bool,
-) -> Meeting:
+def _meet(walk: Walk, state: StoredState, asked: Asked) -> Meeting:
     _refuse_meta(walk)
     walk.raise_problems()
-    only = [only] if isinstance(only, str) else None if only is None else list(only)
-    target = Aim(state, walk, matching.select(only, rename), prefixes=prefixes)
+    only = asked.globs
+    target = Aim(state, walk, matching.select(only, asked.rename), prefixes=asked.prefixes)
     parts = sorted(walk.parts.values(), key=lambda part: _ORDER.get(part.kind, 4))
     for part in parts:
         part.aim(target)
-    match = _match(state, target, only=only, rename=rename, strict=strict, prefixes=prefixes)
+    match = _match(state, target, asked, only)
     pairs = [(name, target.wanted[wanted]) for name, wanted in match.pairs if wanted in target.wanted]
     pairs += target.direct
     refused = {name: state.refused[name] for name in match.missing if name in state.refused}
@@ -242,15 +224,7 @@ def _refuse_meta(walk: Walk) -> None:
         )
 
 
-def _match(
-    stored: StoredState,
-    target: Aim,
-    *,
-    only: list[str] | None,
-    rename: Mapping[str, str] | None,
-    strict: Strict,
-    prefixes: bool,
-) -> Match:
+def _match(stored: StoredState, target: Aim, asked: Asked, only: list[str] | None) -> Match:
     have: dict[str, matching.Facts] = {
         name: (stored.dtype(name), stored.shape(name)) for name in stored.names() if name not in target.claimed
     }
@@ -263,8 +237,8 @@ def _match(
             have[target.selection.stored_name(name)] = _VALUE
     have.update(dict.fromkeys([*target.unused_parts(), *target.unexpected], _VALUE))
     if not want and only is None:
-        return matching.Match((), (), tuple(have), {}, {}, strict, "")
-    found = matching.match(have, want, only=only, rename=rename, strict=strict, prefixes=prefixes)
+        return matching.Match((), (), tuple(have), {}, {}, asked.strict, "")
+    found = matching.match(have, want, only=only, rename=asked.rename, strict=asked.strict, prefixes=asked.prefixes)
     # Whatever else a pattern may say, a part is one thing: its second name is there for `only` alone.
     return msgspec.structs.replace(
         found,

@@ -19,6 +19,7 @@ from zerostall.core import names
 from zerostall.core import values as core_values
 from zerostall.errors import StateError
 from zerostall.trainer.state import returning, stored_step, surveying
+from zerostall.trainer.state.asked import EVERYTHING, Asked
 from zerostall.trainer.state.assigning import Assignment
 from zerostall.trainer.state.choice import Choice
 from zerostall.trainer.state.dealing import Dealing
@@ -31,11 +32,10 @@ from zerostall.trainer.state.walk import OutdatedError, Walk
 from zerostall.trainer.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import torch
 
-    from zerostall.core.matching import Strict
     from zerostall.core.values import Document
     from zerostall.tiers.contract import Stored
     from zerostall.trainer.state.returning import Meeting
@@ -212,16 +212,9 @@ class State:
     def targets(
         self,
         stored: Stored,
-        *,
-        only: str | Iterable[str] | None = None,
-        rename: Mapping[str, str] | None = None,
-        strict: Strict = True,
-        prefixes: bool = False,
-        meta_to: str | torch.device | None = None,
+        asked: Asked = EVERYTHING,
     ) -> Targets:
         """Decide where every stored tensor goes. Nothing is written; tensors that do not exist yet are made.
-
-        `meta_to`: tensors on the meta device get memory there, where something is stored for them.
 
         Raises:
             MismatchError: what is stored and what is here differ; names all that does.
@@ -230,17 +223,12 @@ class State:
         """
         walk = self._walk(self._roots)
 
-        def aim(walk: Walk) -> Targets:
-            return returning.aim(
-                walk, stored, only=only, rename=rename, strict=strict, prefixes=prefixes, rng=self._rng
-            )
-
-        if meta_to is None or not walk.meta:
-            return aim(walk)
-        assignment = Assignment(meta_to)
+        if asked.meta_to is None or not walk.meta:
+            return returning.aim(walk, stored, asked, rng=self._rng)
+        assignment = Assignment(asked.meta_to)
         assignment.give(walk.meta)
         try:
-            targets = aim(self._walk(self._roots))
+            targets = returning.aim(self._walk(self._roots), stored, asked, rng=self._rng)
         except BaseException:
             assignment.take_back()
             raise
@@ -248,31 +236,22 @@ class State:
             targets.rest.aim.warnings.append("still on the meta device, for they are not stored: " + ", ".join(left))
         return targets
 
-    def meet(
-        self,
-        images: Sequence[Stored],
-        *,
-        only: str | Iterable[str] | None = None,
-        rename: Mapping[str, str] | None = None,
-        strict: Strict = True,
-        prefixes: bool = False,
-        meta_to: str | torch.device | None = None,
-    ) -> Meeting:
+    def meet(self, images: Sequence[Stored], asked: Asked = EVERYTHING) -> Meeting:
         """Compare a step that several ranks stored (layout and record of each) with what is here.
 
-        What is not expected here may be so on another rank: so nothing of what does not fit is raised yet. Arguments
-        as for `targets`; `let_go` of what comes of it.
+        What is not expected here may be so on another rank: so nothing of what does not fit is raised yet. `let_go` of
+        what comes of it.
         """
         step = stored_step.read(images, self._world.rank, self._world.size)
         walk = self._walk(self._roots)
         assignment: Assignment | None = None
-        if meta_to is not None and walk.meta:
-            assignment = Assignment(meta_to)
+        if asked.meta_to is not None and walk.meta:
+            assignment = Assignment(asked.meta_to)
             assignment.give(walk.meta)
         try:
             if assignment is not None:
                 walk = self._walk(self._roots)
-            met = returning.meet_step(walk, step, only=only, rename=rename, strict=strict, prefixes=prefixes)
+            met = returning.meet_step(walk, step, asked)
         except BaseException:
             if assignment is not None:
                 assignment.take_back()
