@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, zeros
 
 from zerostall.integrations.dcp import Reader, Stager, Writer
@@ -53,6 +54,43 @@ def check(rank: int, wanted: dict, factor: int) -> None:
     assert torch.equal(wanted[f"rank{rank}"]["own"], torch.ones(2) * rank)
 
 
+def flat(rank: int, run: Path) -> None:
+    """FSDP1: its sharded state dict, saved and loaded by others than its own files."""
+    sharded = StateDictType.SHARDED_STATE_DICT
+
+    def made(steps: int) -> tuple[FullyShardedDataParallel, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 3))
+        model = FullyShardedDataParallel(net, device_id=torch.device("cpu"))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        train(model, optimizer, steps)
+        return model, optimizer
+
+    def train(model: FullyShardedDataParallel, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        for _ in range(steps):
+            model(torch.ones(2, 5) * (rank + 1)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def state(model: FullyShardedDataParallel, optimizer: torch.optim.Optimizer) -> dict[str, dict]:
+        moments = FullyShardedDataParallel.optim_state_dict(model, optimizer)
+        return {"model": model.state_dict(), "optimizer": moments}
+
+    model, optimizer = made(1)
+    with FullyShardedDataParallel.state_dict_type(model, sharded):
+        dcp.save(state(model, optimizer), storage_writer=Writer(run, step=1))
+    train(model, optimizer, 2)
+    other, moments = made(2)
+    with FullyShardedDataParallel.state_dict_type(other, sharded):
+        found = state(other, moments)
+        dcp.load(found, storage_reader=Reader(run, 1))
+        other.load_state_dict(found["model"])
+        stored = FullyShardedDataParallel.optim_state_dict_to_load(other, moments, found["optimizer"])
+        moments.load_state_dict(stored)
+    train(other, moments, 2)
+    assert all(torch.equal(one, two) for one, two in zip(model.parameters(), other.parameters(), strict=True))
+
+
 def main(rank: int, world: int, folder: Path) -> None:
     warnings.simplefilter("ignore")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -87,6 +125,7 @@ def main(rank: int, world: int, folder: Path) -> None:
     stager.close()
     dist.barrier()
     check(rank, loaded(rank, mesh, Reader(run)), 3)
+    flat(rank, folder / "flat")
     dist.destroy_process_group()
     print("ended", flush=True)
 

@@ -75,9 +75,17 @@ def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
         if hasattr(module, "reshard"):
             module.reshard()
     found = {f"model.{name}": whole(tensor) for name, tensor in bare.named_parameters()}
+    zero = getattr(optimizer, "optim", None)  # of a ZeroRedundancyOptimizer, which has a share of the state here
+    kept = (zero or optimizer).state
     for name, parameter in bare.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
+        for key, value in kept.get(parameter, {}).items():
             found[f"optimizer.{name}.{key}"] = whole(value)
+    if zero is not None:
+        assert 0 < len(kept) < len(list(bare.parameters())) or dist.get_world_size() == 1  # each rank has a share
+        every: list[dict[str, torch.Tensor]] = [{} for _ in range(dist.get_world_size())]
+        dist.all_gather_object(every, found)
+        for one in every:
+            found |= one
     return found
 
 
@@ -91,8 +99,14 @@ class Dealt:
     """A net and its optimizer. Every rank trains on the same numbers, so that what is replicated stays alike."""
 
     def __init__(self, kind: str) -> None:
-        self.model = dealt(kind)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1, foreach=False)
+        self.model = dealt("ddp" if kind == "zero" else kind)
+        self.optimizer: torch.optim.Optimizer
+        if kind == "zero":
+            from torch.distributed.optim import ZeroRedundancyOptimizer  # warns, so it is not for whoever imports this
+
+            self.optimizer = ZeroRedundancyOptimizer(self.model.parameters(), torch.optim.AdamW, lr=0.1, foreach=False)
+        else:
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1, foreach=False)
 
     def train(self, step: int) -> int:
         generator = torch.Generator().manual_seed(step)

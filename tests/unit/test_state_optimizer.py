@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from state_trip import bits, load, names, restore, same, save
-from zerostall.errors import MismatchError
+from zerostall.errors import MismatchError, StateError
 from zerostall.trainer.state.parts.optimizer_record import OptimizerRecord
 
 OPTIMIZERS: dict[str, Callable[[list], torch.optim.Optimizer]] = {
@@ -388,3 +388,13 @@ def test_where_torch_would_keep_a_state_tensor(key: str, options: dict, where: s
     record = OptimizerRecord([], {}, {}, [], frozenset({"step", "mu_product"}))
     parameter = SimpleNamespace(device=torch.device("cuda"))
     assert record.device(key, options, parameter).type == where
+
+
+def test_a_zero_optimizer_that_updates_during_backward_is_refused() -> None:
+    class ZeroRedundancyOptimizer(torch.optim.SGD):
+        _overlap_with_ddp = True
+
+    ZeroRedundancyOptimizer.__module__ = "torch.distributed.optim.zero_redundancy_optimizer"
+    optimizer = ZeroRedundancyOptimizer([torch.nn.Parameter(torch.ones(2))])
+    with pytest.raises(StateError, match="o is a ZeroRedundancyOptimizer with overlap_with_ddp"):
+        save(o=optimizer)

@@ -133,7 +133,10 @@ def is_fsdp1(kind: type) -> bool:
     )
 
 
-FSDP1 = "keeps its parameters as flat shards: use torch.distributed.fsdp.fully_shard (FSDP2) instead"
+FSDP1 = (
+    "keeps its parameters as flat shards: use torch.distributed.fsdp.fully_shard (FSDP2) instead, or save its "
+    "SHARDED_STATE_DICT by dcp.save with zerostall.integrations.dcp.Writer"
+)
 
 
 @functools.cache

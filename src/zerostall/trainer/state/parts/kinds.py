@@ -13,6 +13,7 @@ from zerostall.trainer.state.parts.module import ModulePart
 from zerostall.trainer.state.parts.optimizer import OptimizerPart
 from zerostall.trainer.state.parts.rng import generator_access
 from zerostall.trainer.state.parts.stateful import StatefulPart
+from zerostall.trainer.state.parts.zero import ZeroPart, is_zero
 from zerostall.trainer.state.tree import MUTABLE
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ def part_of(name: str, value: object) -> Part | None:
         return None
     if isinstance(value, torch.nn.Module):
         return ModulePart(name, value)
+    if isinstance(value, torch.optim.Optimizer) and is_zero(value):
+        return ZeroPart(name, value)
     if isinstance(value, torch.optim.Optimizer) and is_ordinary(value):
         return OptimizerPart(name, value)
     access = generator_access(value)

@@ -65,7 +65,17 @@ class OptimizerPart:
         self._host: list[str] = []
         self._keys: list[str] = []
         self._plan: list[tuple[torch.Tensor, Slots]] = []
+        self._matched: dict[int, str] = {}  # of each parameter its label in the checkpoint
         self._record: OptimizerRecord | None = None
+
+    @property
+    def slots(self) -> dict[torch.Tensor, object]:
+        """What the optimizer keeps of parameters, by parameter."""
+        return self.optimizer.state
+
+    def keeps(self, param: torch.Tensor) -> bool:
+        """Whether it keeps anything of that parameter in this process."""
+        return True
 
     # Saving -----------------------------------------------------------------------------------------------------
 
@@ -76,7 +86,7 @@ class OptimizerPart:
         self._name_parameters(walk)
         walk.guard(optimizer)
         walk.watched.append(cast("list[object]", optimizer.param_groups))
-        walk.watched.append(cast("dict[object, object]", optimizer.state))
+        walk.watched.append(cast("dict[object, object]", self.slots))
         for number, group in enumerate(optimizer.param_groups):
             params = group["params"]
             self._lists.append(params)
@@ -88,7 +98,7 @@ class OptimizerPart:
             self._copied.append(([], [], {}))
         host: set[str] = set()
         keys: dict[str, None] = {}
-        for param, state in optimizer.state.items():
+        for param, state in self.slots.items():
             if isinstance(param, torch.Tensor):
                 self._gather_state(walk, param, state, host)
                 if type(state) is dict:
@@ -105,7 +115,7 @@ class OptimizerPart:
         self._names.clear()
         owners: dict[str, set[int]] = {}
         everything = [p for group in self.optimizer.param_groups for p in group["params"]]
-        everything += [p for p in self.optimizer.state if isinstance(p, torch.Tensor)]
+        everything += [p for p in self.slots if isinstance(p, torch.Tensor)]
         for param in everything:
             if tensors.is_fsdp1(type(param)):
                 walk.refuse(self.name, f"holds a {type(param).__name__} of FSDP1, which {tensors.FSDP1}")
@@ -160,8 +170,7 @@ class OptimizerPart:
         walk.guarded.update(leaf.owner for leaf in walk.leaves[first:])
 
     def _extra_state(self) -> dict[object, object]:
-        state = self.optimizer.state
-        return {key: value for key, value in state.items() if not isinstance(key, torch.Tensor)}
+        return {key: value for key, value in self.slots.items() if not isinstance(key, torch.Tensor)}
 
     def values(self) -> object:
         groups = self.optimizer.param_groups
@@ -177,7 +186,7 @@ class OptimizerPart:
             rows.append({"params": record.labels, "shapes": record.shapes, "options": options})
         state: dict[str, object] = {label: {key: live[key] for key in keys} for label, live, keys in self._atoms}
         for label, tree, param in self._trees:
-            state[label] = tree.copy(self.optimizer.state[param])
+            state[label] = tree.copy(self.slots[param])
         # The survey fits, so the keys are those of gather().
         extra = self._extra.copy(self._extra_state()) if self._has_extra else {}
         return {"groups": rows, "state": state, "extra": extra, "keys": self._keys, "host": self._host}
@@ -193,6 +202,7 @@ class OptimizerPart:
 
     def aim(self, aim: Aim) -> None:
         self._plan = []
+        self._matched = {}
         self._record = None
         stored = aim.whole(self)
         if stored is None:
@@ -214,6 +224,8 @@ class OptimizerPart:
                 if known is not None:
                     taken.add(known)
                     if aim.takes_part(path):
+                        self._matched[id(param)] = known
+                    if aim.takes_part(path) and self.keeps(param):
                         self._aim_parameter(aim, record, slots[known], param, {**group, **options.get(known, {})})
         for label, found in slots.items():
             if label not in taken:
@@ -237,7 +249,7 @@ class OptimizerPart:
         if why is not None:
             aim.differs(path, f"the parameter {why}")
             return
-        live = self.optimizer.state.get(param, {})
+        live = self.slots.get(param, {})
         live = live if isinstance(live, dict) else {}
         for key, name in found.tensors.items():
             device = record.device(key, options, param)
@@ -277,7 +289,7 @@ class OptimizerPart:
         return label if label in slots else None
 
     def accept(self, landing: Landing) -> None:
-        state = self.optimizer.state
+        state = self.slots
         keys = self._keys
         for param, found in self._plan:
             fresh = found.state(landing.resolver, keys)
@@ -291,12 +303,8 @@ class OptimizerPart:
             else:
                 state[param] = fresh  # type: ignore[assignment]
         if self._record is not None:
-            for key, value in cast("dict[object, object]", landing.resolve(self._record.extra)).items():
-                state[key] = value  # type: ignore[index]
-            labels = self._matched_labels(landing)
-            restore_options(self.optimizer, self._record.groups, labels, landing, self.name)
+            for key, value in cast("dict[torch.Tensor, object]", landing.resolve(self._record.extra)).items():
+                state[key] = value
+            restore_options(self.optimizer, self._record.groups, self._matched, landing, self.name)
         self._plan = []
         self._record = None
-
-    def _matched_labels(self, landing: Landing) -> dict[int, str]:
-        return {id(param): found.label for param, found in self._plan}

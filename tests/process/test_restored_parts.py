@@ -1,0 +1,50 @@
+"""`restore(only=...)`: a part of what is stored is read without the rest."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import zerostall
+from conftest import stop_agent
+from hand import close_all, visit
+from zerostall.errors import CorruptError
+from zerostall.wire.channel import peer
+
+
+def bytes_read(agent: Path) -> int:
+    """What the agent has read of files until now, by the kernel's count; 0 where there is none."""
+    channel = visit(agent)
+    if channel is None:
+        return 0
+    pid, _ = peer(channel.socket)
+    close_all()
+    return int(re.findall(r"rchar: (\d+)", Path(f"/proc/{pid}/io").read_text())[0])
+
+
+def test_only_the_chunks_that_hold_it_are_read_and_checked(tmp_path: Path, own_agent: Path) -> None:
+    where = tmp_path / "run"
+    large, small = torch.arange(24_000_000.0), torch.arange(1000.0, dtype=torch.float16)  # 96 MB: six chunks
+    with zerostall.Checkpointer(where, rng=False, a={"large": large}, b={"small": small, "n": 3}) as ckpt:
+        ckpt.save(1).wait()
+    stop_agent(own_agent)
+    image = where / "step-000000000001" / "rank-00000.safetensors"
+    found = {"large": torch.zeros_like(large)}
+    part = {"small": torch.zeros_like(small), "n": 0}
+    ckpt = zerostall.Checkpointer(where, rng=False, a=found, b=part)
+    before = bytes_read(own_agent)
+    assert ckpt.restore(only="b.*") == 1
+    assert bytes_read(own_agent) - before < image.stat().st_size / 3
+    assert torch.equal(part["small"], small) and part["n"] == 3 and not found["large"].any()
+    # Elsewhere there may be damage; what is asked for must be whole.
+    data = bytearray(image.read_bytes())
+    data[50_000_000] ^= 1
+    image.write_bytes(data)
+    assert ckpt.restore(only="b.small") == 1
+    with pytest.raises(CorruptError, match="checksum"):
+        ckpt.restore(only="a.large")
+    assert not found["large"].any()
+    ckpt.close()
