@@ -234,9 +234,10 @@ def test_no_memory_is_lost(tmp_path: Path) -> None:
         used = []
         for number in range(1, 61):
             fake_backward(model, number)
-            ckpt.save(number)
+            saving = ckpt.save(number, when_busy="wait")
             optimizer.step()
             if number in (20, 60):
+                saving.wait("host")  # until then parameters are kept aside
                 torch.cuda.synchronize()
                 used.append(torch.cuda.memory_allocated())
         assert used[1] <= used[0]
