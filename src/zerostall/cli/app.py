@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from zerostall.cli import agent, checking, cluster, listing, moving
+from zerostall.cli import agent, bench, checking, cluster, listing, moving
 from zerostall.cli.doctor import doctor
 from zerostall.cli.manager import manager
 from zerostall.cli.output import emit_error
@@ -31,6 +31,7 @@ app.command()(manager)
 app.command()(cluster.status)
 app.command()(cluster.top)
 app.add_typer(agent.app, name="agent")
+app.add_typer(bench.app, name="bench")
 
 
 def run() -> int:

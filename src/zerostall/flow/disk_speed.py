@@ -1,0 +1,195 @@
+"""What the disk below a folder gives, and what our writer and reader make of it: the same bytes, taking turns."""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from zerostall import native
+from zerostall.core.layout import CHUNK
+from zerostall.errors import CorruptError, StorageError
+from zerostall.flow import bare_disk
+from zerostall.tiers.files import free_bytes, no_room, storage_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_WAIT = 3600.0
+_ROOM = 2
+"""Files of that size that are there at once."""
+
+
+class Way(msgspec.Struct, frozen=True):
+    """One way of moving the bytes; medians.
+
+    Attributes:
+        rate: bytes a second.
+        processor: seconds of processors a gigabyte (10^9 bytes).
+    """
+
+    rate: float
+    processor: float
+
+
+class DiskSpeed(msgspec.Struct, frozen=True):
+    """What was measured.
+
+    Attributes:
+        threads: on both sides.
+        bare_write, bare_read: O_DIRECT and nothing else; None where the file system refuses that.
+        write, read: ours, each chunk with its checksum. Writes end with fsync.
+        fell_back: why ours went through the page cache; empty where they did not.
+    """
+
+    folder: str
+    nbytes: int
+    rounds: int
+    threads: int
+    write: Way
+    read: Way
+    bare_write: Way | None
+    bare_read: Way | None
+    fell_back: str
+
+
+def measure(where: Path, nbytes: int, *, rounds: int = 3, threads: int = 2) -> DiskSpeed:
+    """Write and read files of that size in a folder that is removed again.
+
+    Raises:
+        StorageError: nothing can be written there, or there is no room.
+    """
+    nbytes = max(nbytes // CHUNK, 1) * CHUNK
+    if free_bytes(where) < _ROOM * nbytes:
+        raise no_room(where, "the files to measure with", _ROOM * nbytes)
+    with (
+        storage_errors(where, "the files to measure with", _ROOM * nbytes),
+        tempfile.TemporaryDirectory(prefix=".zerostall-bench-", dir=where) as folder,
+    ):
+        found = samples(Path(folder), nbytes, rounds=rounds, threads=threads)
+
+    def way_of(name: str) -> Way | None:
+        if name not in found.walls:
+            return None
+        rate = nbytes / statistics.median(found.walls[name])
+        return Way(rate, statistics.median(found.processors[name]) / nbytes * 1e9)
+
+    write, read = way_of("write"), way_of("read")
+    assert write is not None and read is not None
+    return DiskSpeed(
+        folder=str(where.resolve()),
+        nbytes=nbytes,
+        rounds=rounds,
+        threads=threads,
+        write=write,
+        read=read,
+        bare_write=way_of("bare write"),
+        bare_read=way_of("bare read"),
+        fell_back=found.fell_back,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Seconds by the clock and of processors, by what was done: "bare write", "write", "bare read", "read"."""
+
+    walls: dict[str, list[float]]
+    processors: dict[str, list[float]]
+    fell_back: str
+
+
+def samples(folder: Path, nbytes: int, *, rounds: int, threads: int) -> Samples:
+    """Each way once a round, in a folder that is the caller's. The bare ones only where O_DIRECT is taken."""
+    data = bare_disk.buffer(nbytes)
+    segment = native.Segment("zerostall-bench", nbytes)
+    pool = native.Pool("zerostall-bench", threads)
+    try:
+        segment.view(0, nbytes)[:] = data
+        sums = [native.crc32c(data[at : at + CHUNK]) for at in range(0, nbytes, CHUNK)]
+        ours = _Ours(folder / "ours", segment, nbytes, sums, pool)
+        direct = _takes_direct(folder / "bare")
+        ways: dict[str, Callable[[], object]] = {"write": ours.write, "read": ours.read}
+        if direct:
+            ways = {
+                "bare write": lambda: bare_disk.write(folder / "bare", data, threads),
+                "write": ours.write,
+                "bare read": lambda: bare_disk.read(folder / "bare", data, threads),
+                "read": ours.read,
+            }
+        walls: dict[str, list[float]] = {name: [] for name in ways}
+        processors: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(rounds):
+            for name, way in ways.items():
+                before, start = _processor(), time.perf_counter()
+                way()
+                walls[name].append(time.perf_counter() - start)
+                processors[name].append(_processor() - before)
+    finally:
+        pool.close()
+        segment.close()
+    return Samples(walls, processors, ours.fell_back)
+
+
+class _Ours:
+    def __init__(self, path: Path, segment: native.Segment, nbytes: int, sums: list[int], pool: native.Pool) -> None:
+        self.fell_back = ""
+        self._path, self._segment, self._nbytes, self._sums, self._pool = path, segment, nbytes, sums, pool
+
+    def write(self) -> None:
+        self._path.unlink(missing_ok=True)
+        fd = os.open(self._path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            job = native.FileWrite(
+                self._pool,
+                fd,
+                self._segment.address,
+                self._nbytes,
+                chunk_bytes=CHUNK,
+                checksums=self._sums,
+                direct=True,
+            )
+            job.wait(_WAIT)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        self.fell_back = job.fell_back or ""
+
+    def read(self) -> None:
+        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            job = native.FileRead(
+                self._pool,
+                fd,
+                self._segment.address,
+                self._nbytes,
+                chunk_bytes=CHUNK,
+                checksums=self._sums,
+                direct=True,
+            )
+            job.wait(_WAIT)
+        finally:
+            os.close(fd)
+        if job.bad:
+            raise CorruptError(f"{self._path}: what was read is not what was written: this disk cannot be trusted")
+
+
+def _takes_direct(path: Path) -> bool:
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC, 0o600))
+    except StorageError:
+        raise
+    except OSError:
+        return False
+    return True
+
+
+def _processor() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
