@@ -28,7 +28,7 @@ from zerostall.trainer.state.parts.rng import GeneratorStates
 from zerostall.trainer.state.rank_local import unmarked
 from zerostall.trainer.state.returning import Landings, RestoreReport, Targets
 from zerostall.trainer.state.surveying import Survey
-from zerostall.trainer.state.walk import OutdatedError, Walk
+from zerostall.trainer.state.walk import Later, OutdatedError, Walk
 from zerostall.trainer.world import World
 
 if TYPE_CHECKING:
@@ -60,22 +60,28 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would take longer to make
 class Values:
     """Small values at one moment. No later change of the user's reaches them; `encode` may be called in any thread."""
 
-    parts: dict[str, tuple[str, object]]
+    parts: dict[str, tuple[str, object | Later]]
     generators: GeneratorStates | None
     base: str = ""
 
     def largest(self) -> str:
         """Name of the part with the largest values."""
-        return max(self.parts, key=lambda name: len(bytes(core_values.encode(self.parts[name]))), default="")
+        trees = self._trees()
+        return max(trees, key=lambda name: len(bytes(core_values.encode(trees[name]))), default="")
+
+    def _trees(self) -> dict[str, tuple[str, object]]:
+        return {
+            name: (kind, tree.tree() if isinstance(tree, Later) else tree) for name, (kind, tree) in self.parts.items()
+        }
 
     def encode(self) -> Document:
         """Return them as a document for the record."""
         rng = self.generators.tree() if self.generators is not None else None
-        tree: dict[str, object] = {"parts": self.parts, "rng": rng}
+        tree: dict[str, object] = {"parts": self._trees(), "rng": rng}
         return core_values.encode(tree | {"base": self.base} if self.base else tree)
 
 
@@ -167,7 +173,7 @@ class State:
                 surveying.insist_on_shapes(found, self._expected)
             try:
                 # Whatever the walk let pass must be encodable, and is so before the first save counts on it.
-                said = self._values(found.parts, found.base)
+                said = self._values({}, found.parts.values(), found.base)
                 if problem := manifests.values_problem(len(bytes(said.encode()))):
                     raise StateError(f"{problem}: {said.largest()} most", hint=_LARGE)
             except OutdatedError as outdated:
@@ -185,15 +191,17 @@ class State:
 
         Shapes and addresses are not looked at. Containers and objects with a state_dict are compared by `values`.
         """
-        return survey.watch.same() and survey.anchors.same()
+        return survey.watch.same() and (not survey.anchors or survey.anchors.same())
 
     def values(self, survey: Survey) -> Values:
         """Copy the small values. OutdatedError where tensors between them are others than the survey saw."""
-        return self._values(survey.parts, survey.base)
+        return self._values(survey.still, survey.moving, survey.base)
 
-    def _values(self, found: Mapping[str, Part], base: str) -> Values:
+    def _values(self, still: dict[str, tuple[str, object]], moving: Iterable[Part], base: str) -> Values:
+        parts = still.copy()
         try:
-            parts = {name: (part.kind, part.values()) for name, part in found.items()}
+            for part in moving:
+                parts[part.name] = (part.kind, part.values())
         except OutdatedError as outdated:
             self._fresh.update(outdated.fresh)
             raise

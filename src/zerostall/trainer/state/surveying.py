@@ -44,7 +44,8 @@ class Survey:
         tensors: in the order of layout.entries; strong references.
         at_once: indexes of those that something else than an optimizer's step may change, and of the small ones.
         tracked: for each, whether it is left to be read after `save`, so that changes must be looked for.
-        parts: the objects, by name.
+        still: of each object, by name, its kind and its small values, where these stay what they are.
+        moving: the others, which are asked at each save.
         base: identity of the modules' tensors that are not saved, "" where all are.
         watch: tells whether the containers that hold the tensors are as they were.
         anchors: tells whether tensors that are read through others are in the same memory.
@@ -54,7 +55,8 @@ class Survey:
     tensors: list[Holder]
     at_once: list[int]
     tracked: list[bool]
-    parts: dict[str, Part]
+    still: dict[str, tuple[str, object]]
+    moving: list[Part]
     watch: native.Watch
     base: str
     anchors: Anchors
@@ -79,17 +81,20 @@ class Anchors:
                 self._locals.append(own)
             if id(own) not in asked:
                 others.append(own)
-        self._others = native.Tensors(others, [False] * len(others))
-        self._others.refresh()
-        self._pointers = self._others.pointers
+        self._others = native.Tensors(others, [False] * len(others)) if others else None
+        self._pointers: list[int] = []
+        if self._others is not None:
+            self._others.refresh()
+            self._pointers = self._others.pointers
+
+    def __bool__(self) -> bool:
+        return self._others is not None or bool(self._distributed)
 
     def same(self) -> bool:
         """Is all of it where it was? 60 ns a tensor."""
-        return (
-            all(map(operator.is_, map(_local, self._distributed), self._locals))
-            and not self._others.refresh()
-            and self._others.pointers == self._pointers
-        )
+        if not all(map(operator.is_, map(_local, self._distributed), self._locals)):
+            return False
+        return self._others is None or (not self._others.refresh() and self._others.pointers == self._pointers)
 
 
 _local = operator.attrgetter("_local_tensor")
@@ -208,13 +213,15 @@ def take(found: Found, world: World, dealing: Dealing) -> Survey:
         entry.name in guarded and (entry.nbytes >= SMALL or tensors.on_device(holders[entry.name]))
         for entry in layout.entries
     ]
+    parts = found.parts.values()
     seen = [leaf.holder for leaf in found.walk.leaves if id(leaf.holder) not in elsewhere]
     return Survey(
         layout,
         [holders[entry.name] for entry in layout.entries],
         [index for index, is_tracked in enumerate(tracked) if not is_tracked],
         tracked,
-        found.parts,
+        {part.name: (part.kind, part.values() if part.still else None) for part in parts},
+        [part for part in parts if not part.still],
         native.Watch(found.walk.watched),
         found.base,
         Anchors(seen, holders.values()),

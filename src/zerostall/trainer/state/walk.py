@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -36,12 +37,22 @@ class OutdatedError(Exception):
         self.fresh = fresh
 
 
+class Later(ABC):
+    """Small values that were copied, and are put in order by whoever wants to see them, in any thread."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def tree(self) -> object: ...
+
+
 class Part(Protocol):
     """One object of the user's state.
 
     | verb | when | what it does |
     |---|---|---|
     | gather | survey, before a restore | tells the walk its tensors; remembers where they were |
+    | still | survey | whether `values` gives the same for as long as the survey fits |
     | values | each save | returns a copy of its small values; OutdatedError where the tensors are others now |
     | aim | restore, nothing written yet | says which stored tensors go where, and what does not fit |
     | accept | restore, the bytes have landed | puts the small values back |
@@ -51,9 +62,11 @@ class Part(Protocol):
 
     @property
     def kind(self) -> str: ...
+    @property
+    def still(self) -> bool: ...
 
     def gather(self, walk: Walk) -> None: ...
-    def values(self) -> object: ...
+    def values(self) -> object | Later: ...
     def aim(self, aim: Aim) -> None: ...
     def accept(self, landing: Landing) -> None: ...
 

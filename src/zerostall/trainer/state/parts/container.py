@@ -46,6 +46,7 @@ class ContainerPart:
     """A container of the user's, and everything in it that is no part of its own."""
 
     kind = "container"
+    still = False
 
     def __init__(self, name: str, root: object) -> None:
         self.name = name

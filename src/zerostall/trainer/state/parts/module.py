@@ -73,6 +73,10 @@ class ModulePart:
         """Names of the tensors that were found in the module itself."""
         return self._own
 
+    @property
+    def still(self) -> bool:
+        return not self._frozen
+
     def gather(self, walk: Walk) -> None:
         self._composites.clear()
         self._own.clear()

@@ -7,17 +7,18 @@ with torch's own `load_state_dict()`; parameters it does not know keep what they
 
 from __future__ import annotations
 
-from operator import is_
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 import torch
 
+from zerostall import native
 from zerostall.core import names
 from zerostall.trainer.state import tensors
 from zerostall.trainer.state.parts.optimizer_record import GroupRecord, OptimizerRecord, Slots
 from zerostall.trainer.state.parts.options import restore_options
 from zerostall.trainer.state.tree import LiveTree
-from zerostall.trainer.state.walk import OutdatedError
+from zerostall.trainer.state.walk import Later, OutdatedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
     from zerostall.trainer.state.walk import Walk
 
 # A group's own: which parameters it has is the program's business.
+Key = TypeVar("Key")
+_Options: TypeAlias = dict[object, object]
 _NOT_OPTIONS = frozenset({"params", "param_names"})
 _ATOMS = frozenset({int, float, bool, str, type(None)})
 
 
-def options_of(group: Mapping[str, object]) -> dict[str, object]:
+def options_of(group: Mapping[Key, object]) -> dict[Key, object]:
     """Return what a parameter group says but its parameters."""
     return {key: value for key, value in group.items() if key not in _NOT_OPTIONS}
 
@@ -44,10 +47,30 @@ def _is_lasting(value: object) -> bool:
     return type(value) in _ATOMS or (type(value) is tuple and all(type(item) in _ATOMS for item in value))
 
 
+@dataclass(slots=True)
+class _Values(Later):
+    """What an optimizer has beside tensors; `options` may still have what is no option."""
+
+    groups: list[GroupRecord]
+    options: list[_Options]
+    state: dict[str, object]
+    extra: object
+    keys: list[str]
+    host: list[str]
+
+    def tree(self) -> object:
+        rows = [
+            {"params": record.labels, "shapes": record.shapes, "options": options_of(options)}
+            for record, options in zip(self.groups, self.options, strict=True)
+        ]
+        return {"groups": rows, "state": self.state, "extra": self.extra, "keys": self.keys, "host": self.host}
+
+
 class OptimizerPart:
     """An optimizer whose class keeps torch's `state_dict()` and `load_state_dict()`."""
 
     kind = "optimizer"
+    still = False
 
     def __init__(self, name: str, optimizer: torch.optim.Optimizer) -> None:
         self.name = name
@@ -57,7 +80,7 @@ class OptimizerPart:
         self._lists: list[object] = []
         self._groups: list[GroupRecord] = []
         self._options: list[LiveTree] = []
-        self._copied: list[tuple[list[str], list[object], object]] = []  # a group, and the options copied from it
+        self._lasting: native.Watch | None = None  # the groups, where their options are values that cannot change
         self._atoms: list[tuple[str, dict[str, object], list[str]]] = []
         self._trees: list[tuple[str, LiveTree, torch.Tensor]] = []
         self._extra = LiveTree(f"{name}[-1]")
@@ -81,8 +104,10 @@ class OptimizerPart:
 
     def gather(self, walk: Walk) -> None:
         optimizer = self.optimizer
-        for held in (self._lists, self._groups, self._options, self._copied, self._atoms, self._trees):
+        self._groups = []  # the one of before may still be looked at
+        for held in (self._lists, self._options, self._atoms, self._trees):
             held.clear()
+        self._lasting = None
         self._name_parameters(walk)
         walk.guard(optimizer)
         walk.watched.append(cast("list[object]", optimizer.param_groups))
@@ -95,7 +120,6 @@ class OptimizerPart:
             tree = LiveTree(names.child(self.name, number))
             tree.gather(walk, options_of(group))
             self._options.append(tree)
-            self._copied.append(([], [], {}))
         host: set[str] = set()
         keys: dict[str, None] = {}
         for param, state in self.slots.items():
@@ -172,31 +196,36 @@ class OptimizerPart:
     def _extra_state(self) -> dict[object, object]:
         return {key: value for key, value in self.slots.items() if not isinstance(key, torch.Tensor)}
 
-    def values(self) -> object:
+    def values(self) -> _Values:
         groups = self.optimizer.param_groups
-        if len(groups) != len(self._lists):
-            raise OutdatedError(self.name)
-        rows: list[object] = []
-        for number, (group, record) in enumerate(zip(groups, self._groups, strict=True)):
-            if group["params"] is not self._lists[number]:
-                raise OutdatedError(self.name)
-            keys, values, options = self._copied[number]
-            if keys != list(group) or not all(map(is_, values, group.values())):
-                options = self._copy_options(number, group)
-            rows.append({"params": record.labels, "shapes": record.shapes, "options": options})
-        state: dict[str, object] = {label: {key: live[key] for key in keys} for label, live, keys in self._atoms}
+        if self._lasting is None or not self._lasting.same():
+            self._compare_groups(groups)
+        lasting = self._lasting is not None
+        options = [cast("_Options", group.copy()) for group in groups] if lasting else self._copy_options(groups)
+        state: dict[str, object] = {}
+        for label, live, keys in self._atoms:
+            state[label] = {key: live[key] for key in keys}
         for label, tree, param in self._trees:
             state[label] = tree.copy(self.slots[param])
         # The survey fits, so the keys are those of gather().
         extra = self._extra.copy(self._extra_state()) if self._has_extra else {}
-        return {"groups": rows, "state": state, "extra": extra, "keys": self._keys, "host": self._host}
+        return _Values(self._groups, options, state, extra, self._keys, self._host)
 
-    def _copy_options(self, number: int, group: dict[str, object]) -> object:
-        options = options_of(group)
-        copied = self._options[number].copy(options)
-        lasting = all(map(_is_lasting, options.values()))
-        self._copied[number] = (list(group), list(group.values()), copied) if lasting else ([], [], {})
-        return copied
+    def _compare_groups(self, groups: list[dict[str, object]]) -> None:
+        """Find out whether the options may be copied as they lie there, until they are others."""
+        self._lasting = None
+        if len(groups) != len(self._lists):
+            raise OutdatedError(self.name)
+        if any(group["params"] is not params for group, params in zip(groups, self._lists, strict=True)):
+            raise OutdatedError(self.name)
+        if any(tree.held for tree in self._options) or any(type(group) is not dict for group in groups):
+            return
+        if all(_is_lasting(value) for group in groups for value in options_of(group).values()):
+            self._lasting = native.Watch(groups)
+
+    def _copy_options(self, groups: list[dict[str, object]]) -> list[_Options]:
+        trees = zip(self._options, groups, strict=True)
+        return [cast("_Options", tree.copy(options_of(group))) for tree, group in trees]
 
     # Restoring --------------------------------------------------------------------------------------------------
 

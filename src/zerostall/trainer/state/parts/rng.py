@@ -24,8 +24,8 @@ _WORDS = 624
 _TWISTER_BYTES = 4 * _WORDS + 4  # a Mersenne twister in memory: its words and its position
 
 
-class _Cache:
-    """The state of one of the process's generators, read in full only when it has been used.
+class _NumpyCache:
+    """The state of numpy's global generator, read in full only when it has been used.
 
     Reading it in full takes 10 to 20 us and fills the caches, comparing its memory much less. The memory does not hold
     the normal number that a generator may have in stock, so an answer is kept only while there was none: making one
@@ -33,71 +33,73 @@ class _Cache:
     """
 
     def __init__(self) -> None:
+        self._current: Callable[[], object] | None = None
         self._generator: object = None
         self._address = 0
         self._memory = b""
         self._state: object = None
 
-    def _known(self, generator: object) -> object:
-        """Return the state as it was read last, if it is that still."""
-        if generator is self._generator and native.same_memory(self._address, self._memory):
-            return self._state
-        return None
-
-    def _keep(self, generator: object, address: int, state: object) -> None:
-        """Keep a state that was just read."""
-        self._generator = generator
-        self._address = address
-        self._memory = ctypes.string_at(address, _TWISTER_BYTES)
-        self._state = state
-
-    def _forget(self) -> None:
-        self._generator = None
-
-
-class _NumpyCache(_Cache):
-    _current: Callable[[], object] | None = None
-
     def state(self) -> object:
-        current = self._current
-        if current is None:
+        if self._current is None:
             if "numpy" not in sys.modules:
                 return None
-            current = self._current = cast("Callable[[], object]", sys.modules["numpy"].random.get_bit_generator)
-        generator = current()
-        known = self._known(generator)
-        if known is not None:
-            return known
+            self._current = cast("Callable[[], object]", sys.modules["numpy"].random.get_bit_generator)
+        generator = self._current()
+        if generator is self._generator and native.same_memory(self._address, self._memory):
+            return self._state
+        return self._read(generator)
+
+    def _read(self, generator: object) -> object:
         state = sys.modules["numpy"].random.get_state(legacy=False)
+        self._generator = None
         if type(generator).__name__ == "MT19937" and not state["has_gauss"]:
-            self._keep(generator, cast("numpy.random.MT19937", generator).ctypes.state_address, state)
-        else:
-            self._forget()
+            self._generator, self._state = generator, state
+            self._address = cast("numpy.random.MT19937", generator).ctypes.state_address
+            self._memory = ctypes.string_at(self._address, _TWISTER_BYTES)
         return state
 
 
-class _PythonCache(_Cache):
+class _PythonCache:
+    """That of python's, likewise. Its normal number in stock is an attribute, which is watched."""
+
     _place = object.__basicsize__
     # The class below random.Random is the twister in C; it keeps nothing else between an object's head and its end.
     _fits = 0 <= random.Random.__mro__[1].__basicsize__ - object.__basicsize__ - _TWISTER_BYTES < 8
 
+    def __init__(self) -> None:
+        self._watch: native.Watch | None = None
+        self._address = 0
+        self._memory = b""
+        self._state: tuple[object, ...] = ()
+
     def state(self) -> tuple[object, ...]:
-        generator = cast("object", getattr(random.getstate, "__self__", None))
-        known = self._known(generator)
-        if known is not None and getattr(generator, "gauss_next", 0.0) is None:
-            return cast("tuple[object, ...]", known)
+        if self._watch is not None and self._watch.same() and native.same_memory(self._address, self._memory):
+            return self._state
+        return self._read()
+
+    def _read(self) -> tuple[object, ...]:
         state = random.getstate()
+        generator = cast("object", getattr(random.getstate, "__self__", None))
+        self._watch = None
         if self._fits and type(generator) is random.Random and state[2] is None:
-            self._keep(generator, id(generator) + self._place, state)
-        else:
-            self._forget()
+            self._state = state
+            self._address = id(generator) + self._place
+            self._memory = ctypes.string_at(self._address, _TWISTER_BYTES)
+            # Whose method is called, and what it has in stock.
+            self._watch = native.Watch([random.__dict__, generator.__dict__])
         return state
 
 
 _numpy, _python = _NumpyCache(), _PythonCache()
+_torch_state = torch.default_generator.get_state
 
 
-@dataclass(frozen=True, slots=True)
+def _cuda_states() -> list[torch.Tensor]:
+    # Asked only once CUDA is up: its set-up is not for a save to start.
+    return [one.get_state() for one in torch.cuda.default_generators] if torch.cuda.is_initialized() else []
+
+
+@dataclass(slots=True)  # not frozen: that would take longer to make
 class GeneratorStates:
     """The states of this process's generators at one moment.
 
@@ -119,9 +121,8 @@ class GeneratorStates:
         return GeneratorStates(
             _python.state(),
             _numpy.state(),
-            torch.default_generator.get_state(),
-            # Asked only once CUDA is up: its set-up is not for a save to start.
-            torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+            _torch_state(),
+            _cuda_states(),
         )
 
     def tree(self) -> dict[str, object]:

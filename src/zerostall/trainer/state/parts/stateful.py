@@ -28,6 +28,8 @@ class StatefulPart:
     `optimizer_like`: its tensors change in its own step only, so a guard called by the user covers them.
     """
 
+    still = False
+
     def __init__(
         self,
         name: str,
