@@ -97,7 +97,7 @@ def test_a_first_save_without_an_agent_is_skipped(
             assert all("agent" in saving.skipped for saving in savings)
             assert run.ckpt.stats.skipped == 3
         # The link comes back by itself, in its own time.
-        run.ckpt._captures._no_agent_until = 0.0
+        run.ckpt._saves._captures._no_agent_until = 0.0
         monkeypatch.undo()
         monkeypatch.setenv("ZEROSTALL_RUNTIME_DIR", str(folder))
         wait_until(run.ckpt._link.up, seconds=60)

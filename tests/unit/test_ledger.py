@@ -10,7 +10,7 @@ import pytest
 from zerostall.errors import ReplacedError, StepExistsError, TornError
 from zerostall.telemetry import Stats
 from zerostall.trainer.ledger import Ledger
-from zerostall.trainer.saving import Saving
+from zerostall.trainer.saving import Desk, Saving
 from zerostall.wire import messages as m
 
 
@@ -25,7 +25,7 @@ class Book:
 
     def accept(self, step: int) -> Saving:
         self.clock += 1.0
-        saving = Saving(step, self.condition, created=self.clock, reported=self.ledger.reported)
+        saving = Saving(step, Desk(self.condition, reported=self.ledger.reported), self.clock)
         self.ledger.accept(saving)
         return saving
 

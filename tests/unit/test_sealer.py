@@ -7,8 +7,10 @@ import threading
 from types import SimpleNamespace
 
 from hand import wait_until
+from zerostall.core.roll import Save
 from zerostall.telemetry import Stats
 from zerostall.trainer.sealer import Sealer
+from zerostall.trainer.world import World
 from zerostall.wire import messages as m
 
 
@@ -17,17 +19,16 @@ def test_that_a_save_is_skipped_is_said_after_what_became_of_those_before() -> N
     told: list[m.Message] = []
     link = SimpleNamespace(tell=lambda message, timeout=None: told.append(message))
     shelf = SimpleNamespace(discarded=lambda slot: None)
-    sealer = Sealer(shelf, link, Stats(), lambda flight, error: None)  # type: ignore[arg-type]
+    sealer = Sealer(shelf, link, World.alone(), Stats(), lambda flight, error: None)  # type: ignore[arg-type]
     captured = threading.Event()
 
     def torn(timeout: float | None) -> None:
         raise RuntimeError("torn")
 
     flight = SimpleNamespace(
+        name=Save(1, 1),
         step=1,
         landed=False,
-        followers=[],
-        wish=m.Sealed(slot=0, record=b"", epoch=1),
         taken=SimpleNamespace(
             slot=0,
             capture=SimpleNamespace(done=captured.is_set, wait=torn),

@@ -166,19 +166,15 @@ class Captures:
     def _begin(self, survey: Survey, slot: int) -> Taken:
         memory, sources, plan = self._shelf.memory, self._sources, self._plan
         assert memory is not None and sources is not None and plan is not None
-        straightened = self._straightened
+        straightened, policies, devices = self._straightened, self._policies, self.devices
         if sources.refresh() or (straightened.indexes and not straightened.fits()):
             raise _Changed
-        if self._policies.judge(survey.layout.nbytes) and self.devices:
-            self.devices.see(sources.devices, reserve=self._policies.reserve_bytes())
-        try:
-            values = self._state.values(survey)
-        except OutdatedError:
-            raise _Changed from None
+        if policies.asked == "auto" and policies.judge(survey.layout.nbytes) and devices:
+            devices.see(sources.devices, reserve=policies.reserve_bytes())
+        values = self._state.values(survey)
         if straightened.indexes:
             straightened.fill()
-        locker, place = self._shelf.place
-        peer = self._lockers.open(locker, place) if locker else None
+        peer = self._lockers.open(*self._shelf.place) if self._lockers.wanted else None
         capture = native.Capture(
             self.pool,
             plan if peer is None else self._coarse(survey.layout),
@@ -186,16 +182,16 @@ class Captures:
             memory.address(slot),
             at_once=self._at_once,
             announce=self._announce,
-            streams=self.devices.now(),
-            ahead=None if self._policies.redirects else _ALL,
+            streams=devices.now() if devices else (),
+            ahead=None if policies.redirects else _ALL,
             held=True,
             sampling=self._checks.next(),
             peer=0 if peer is None else peer.address,
         )
-        taken = Taken(slot, survey.layout, capture, sources, values, self.devices, memory, self._finite, self._checks)
+        taken = Taken(slot, survey.layout, capture, sources, values, devices, memory, self._finite, self._checks)
         if peer is not None:
             self._runs = self._runs or tuple(capture.on_devices)
-            taken.stowed, taken.peer = m.Stowed(locker, place, self._runs), peer.memory
+            taken.stowed, taken.peer = m.Stowed(*self._shelf.place, self._runs), peer.memory
         return taken
 
     def _coarse(self, layout: Layout) -> native.Plan:
@@ -243,8 +239,9 @@ class Captures:
     def _have_memory(self, layout: Layout) -> None:
         """Images of this layout must fit the slots that are granted: other memory is borrowed when they do not."""
         memory = self._shelf.memory
-        if memory is not None and memory.layout.digest == layout.digest:
-            self._lockers.see(self._link, self.devices, layout.nbytes, finite=self._finite is not None)
+        if memory is not None and (memory.layout is layout or memory.layout.digest == layout.digest):
+            if self._lockers.wanted:
+                self._lockers.see(self._link, self.devices, layout.nbytes, finite=self._finite is not None)
             return
         try:
             self._shelf.await_drained(_LEASE_SECONDS)

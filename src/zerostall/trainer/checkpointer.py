@@ -16,24 +16,18 @@ from zerostall.core.roll import Save
 from zerostall.errors import AgentError, WaitTimeoutError, ZerostallError
 from zerostall.telemetry import Stats, log
 from zerostall.trainer import restore as restoring
-from zerostall.trainer.captures import Captures
 from zerostall.trainer.ear import Ear
 from zerostall.trainer.every import Every
-from zerostall.trainer.flight import Flight
-from zerostall.trainer.guard import Guard
 from zerostall.trainer.joining import agree_on_run, agree_on_terms, link_up
 from zerostall.trainer.ledger import Ledger
 from zerostall.trainer.link import Link
 from zerostall.trainer.lockers import Lockers
 from zerostall.trainer.mappings import Mappings
 from zerostall.trainer.memory import Shelf
-from zerostall.trainer.options import Options, place_of, step_number
+from zerostall.trainer.options import Options, place_of
 from zerostall.trainer.pace import Pace
-from zerostall.trainer.policies import Policies
 from zerostall.trainer.preemption import Preemption, signal_numbers
-from zerostall.trainer.saving import Saving
-from zerostall.trainer.sealer import TOLD_SECONDS, Sealer
-from zerostall.trainer.source_checks import SourceChecks
+from zerostall.trainer.saves import Saves
 from zerostall.trainer.state import Asked, Choice, State
 from zerostall.trainer.world import World
 from zerostall.wire import messages as m
@@ -46,7 +40,7 @@ if TYPE_CHECKING:
     from zerostall.core.matching import Strict
     from zerostall.core.policy import Remote
     from zerostall.core.retention import Keep
-    from zerostall.trainer.captures import Taken
+    from zerostall.trainer.saving import Saving
 
 _HAND_OVER = "Checkpointer(where, model=model, optimizer=optimizer)"
 _TELL_SECONDS = 1.0
@@ -206,22 +200,18 @@ class Checkpointer:
         self._mappings = Mappings(self._options.copy_threads)
         if (lent := self._link.welcome.memory) is not None:
             self._mappings.offer(lent.key, self._link.welcome_fd, lent.nbytes)
-        self._sealer = Sealer(self._shelf, self._link, self.stats, self._dirty)
-        policies = Policies(self._options.policy, self._options.freeze_bytes, self.stats)
-        self._guard = Guard(self._state.optimizers, policies, self.stats, self._sealer.revoke)
-        self._captures = Captures(
+        self._saves = Saves(
             self._state,
             self._options,
-            policies,
-            SourceChecks(self._options.source_checks, self.stats),
+            self._world,
             self._link,
             self._mappings,
             self._shelf,
+            self._ledger,
+            self._pace,
+            self.stats,
             self._condition,
-            self._settle,
-            self._sealer.announce,
             self._lockers,
-            alone=self._world.size == 1,
         )
         self._preemption = Preemption(signals, grace, lambda: self._propose(leave=True), self._flush)
         self._at_exit = _close_at_exit(self)
@@ -251,81 +241,8 @@ class Checkpointer:
             StateError: the state has come to hold something that could not be restored; names it.
             CapacityError: the agent's budget is too small for the state.
         """
-        start = time.perf_counter()
         self._require_open()
-        step = step_number(step)
-        replace = self._ledger.admit(step, if_exists)
-        if replace is None:
-            return Saving(step, self._condition, skipped=f"step {step} is there already")
-        name = self._pace.next(step)
-        if self._pace.last(step):
-            when_busy = "wait"  # there will be no other
-        taken, busy = self._take(name, when_busy or self._options.when_busy)
-        if taken is None:
-            self.stats.skipped += 1
-            self.stats.record_call(time.perf_counter() - start)
-            return Saving(step, self._condition, skipped=busy)
-        created = time.time()
-        saving = Saving(
-            step,
-            self._condition,
-            created=created,
-            known=self._ledger.tiers,
-            urge=self._urge,
-            seen=self._guard.look_back,
-            reported=self._ledger.reported,
-        )
-        flight = Flight(
-            run=self._link.welcome.run_id,
-            rank=self._world.rank,
-            world=self._world.size,
-            step=step,
-            taken=taken,
-            saving=saving,
-            metric=metric,
-            created=created,
-            wish=m.Sealed(
-                slot=taken.slot,
-                record=b"",
-                epoch=name.epoch,
-                turn=name.turn,
-                replace=replace,
-                pin=pin,
-                aside=self._ledger.aside,
-            ),
-        )
-        self._ledger.accept(saving)
-        self._guard.watch(flight)
-        self._sealer.seal(flight)
-        taken.capture.start()  # last: its threads may well want this thread's core
-        self.stats.saves += 1
-        self.stats.record_call(time.perf_counter() - start)
-        return saving
-
-    def _take(self, name: Save, when_busy: WhenBusy) -> tuple[Taken | None, str]:
-        """Begin to capture, or None and why this save is skipped; then the other ranks are told."""
-        busy, skipped = self._pace.held(name), True
-        try:
-            if not busy or when_busy == "wait":
-                taken = self._captures.take(when_busy)
-                if taken is not None:
-                    return taken, ""
-                busy = "no slot is free: an older snapshot is still on its way"
-        except AgentError as error:
-            busy, skipped = str(error.args[0]), False
-            log.error("step %d is not saved: %s", name.step, error)
-        except BaseException as error:
-            self._pass(name, repr(error))
-            raise
-        self._ledger.skipped(name.step)
-        self._pass(name, busy, skipped=skipped)
-        return None, busy
-
-    def _pass(self, name: Save, reason: str, *, skipped: bool = False) -> None:
-        """Tell the other ranks that this one goes on without a save, if they can be told at once."""
-        if self._world.size > 1 and self._link.up():
-            passed = m.Passed(step=name.step, epoch=name.epoch, turn=name.turn, reason=reason, skipped=skipped)
-            self._sealer.tell_after(passed, _TELL_SECONDS)
+        return self._saves.save(step, metric, pin, if_exists, when_busy)
 
     def every(self, *, steps: int | None = None, seconds: float | None = None) -> Every:
         """When to save: `due = ckpt.every(seconds=600)`, then `if due(step): ckpt.save(step)` after each step.
@@ -353,7 +270,7 @@ class Checkpointer:
             self._link.tell(plan, timeout=None if leave else _TELL_SECONDS)
 
     def _go_by(self, step: int) -> None:
-        self._pass(Save(self._pace.epoch, step), "it heard too late that the step was to be saved")
+        self._saves.go_by(Save(self._pace.epoch, step), "it heard too late that the step was to be saved")
 
     def _flush(self) -> None:
         """What is captured already goes to disk, for there will be no more. On a thread of its own."""
@@ -370,7 +287,7 @@ class Checkpointer:
 
         Entering waits until the snapshot in progress has read them all (or moved them aside).
         """
-        self._guard.protect()
+        self._saves.guard.protect()
         yield
 
     # ------------------------------------------------------------------------------------------------ restore
@@ -410,10 +327,10 @@ class Checkpointer:
             CorruptError: every copy is damaged.
         """
         self._require_open()
-        self._settle()
+        self._saves.settle()
         asked = Asked(only=only, rename=rename, strict=strict, prefixes=prefixes, meta_to=meta_to)
         request = restoring.Request(step, required, asked)
-        source = restoring.Source(self._world, self._link, self._mappings, self._captures.devices, self._where)
+        source = restoring.Source(self._world, self._link, self._mappings, self._saves.devices, self._where)
         outcome = restoring.restore(source, self._state, request)
         self.stats.restored_from = outcome.tier
         self._ledger.resume(outcome.step, outcome.seen)
@@ -445,7 +362,7 @@ class Checkpointer:
             return
         deadline = time.monotonic() + timeout
         try:
-            self._settle(timeout)
+            self._saves.settle(timeout)
             newest = self._ledger.await_newest(deadline)
             if newest is not None:
                 with contextlib.suppress(AgentError, WaitTimeoutError):  # the step is safe, and so is what is left over
@@ -468,22 +385,15 @@ class Checkpointer:
 
     def _shut(self) -> None:
         self._closed = True
-        self._guard.remove()
+        self._saves.guard.remove()
         self._preemption.close()
         atexit.unregister(self._at_exit)
-        self._sealer.close()
+        self._saves.end()
         self._link.close()
         self._lockers.close()
-        self._captures.close()
+        self._saves.close()
         self._shelf.forget()
         self._mappings.keep_only(None)
-
-    # --------------------------------------------------------------------------------------------------- within
-
-    def _settle(self, timeout: float = TOLD_SECONDS) -> None:
-        """Wait until no snapshot is being captured, and the agent has been told of the last one."""
-        self._guard.protect()
-        self._sealer.settle(min(timeout, TOLD_SECONDS))
 
     # -------------------------------------------------------------------------------------------------- checks
 
@@ -492,25 +402,6 @@ class Checkpointer:
             raise ValueError("this checkpointer is closed")
         if self._pid != os.getpid():
             raise ValueError(f"this checkpointer belongs to process {self._pid}; a forked child needs its own")
-
-    # ------------------------------------------------------------------------- what the sealer says
-
-    def _dirty(self, flight: Flight, error: ZerostallError) -> None:
-        log.error("step %d is dirty and was thrown away: %s", flight.step, error)
-        self._ledger.dirty(flight.saving, error)
-
-    def _urge(self, saving: Saving, tier: str, timeout: float | None) -> None:
-        if not self._ledger.urge(saving, tier):
-            return
-        patience = TOLD_SECONDS if timeout is None else min(timeout, TOLD_SECONDS)
-        try:
-            self._sealer.settle(patience)
-        except AgentError:
-            if timeout is None:
-                raise
-        else:
-            promise = m.Promise(step=saving.step, created=saving.created, tier=tier)
-            self._link.tell(promise, timeout=min(patience, 10.0))
 
 
 def _close_at_exit(owner: Checkpointer):

@@ -4,50 +4,57 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from zerostall.trainer.tears import Tears
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from zerostall.core.candidates import Past
     from zerostall.core.reading import Memory, Placed
+    from zerostall.core.roll import Save
     from zerostall.trainer.captures import Taken
     from zerostall.trainer.saving import Saving
-    from zerostall.wire import messages as m
 
 
-@dataclass(slots=True, kw_only=True)
+class Wish(NamedTuple):
+    """What the agent is to do with an image; see `Checkpointer.save`."""
+
+    metric: float | None
+    pin: bool
+    replace: bool
+    aside: tuple[Past, ...]
+
+
 class Flight:
     """The guard (training thread) and the sealer (its own thread) both come to it, and look for tears.
 
     Attributes:
+        name: of the save, the same on every rank.
         taken: the image being captured; the version counters of its sources were read when that began.
-        wish: what the agent is told beside the record.
+        wish: what the agent is told of it.
+        begun: when `save` was called, by `time.perf_counter()`.
         thread: the one that saves.
         landed: whether the agent has been told how it ended; the sealer's.
-        followers: what the agent is told right after that.
     """
 
-    run: str
-    rank: int
-    world: int
-    step: int
-    taken: Taken
-    saving: Saving
-    metric: float | None
-    created: float
-    wish: m.Sealed
-    thread: int = field(default_factory=threading.get_ident)
-    begun: float = field(default_factory=time.perf_counter)
-    landed: bool = False
-    followers: list[m.Message] = field(default_factory=list)
-    tears: Tears = field(init=False)
-    _held: list[Memory] = field(default_factory=list)
+    __slots__ = ("_held", "begun", "landed", "name", "saving", "taken", "tears", "thread", "wish")
 
-    def __post_init__(self) -> None:
-        self.tears = Tears(self.taken.changed, thread=self.thread)
+    def __init__(self, name: Save, taken: Taken, saving: Saving, wish: Wish, begun: float) -> None:
+        self.name = name
+        self.taken = taken
+        self.saving = saving
+        self.wish = wish
+        self.begun = begun
+        self.thread = threading.get_ident()
+        self.landed = False
+        self.tears = Tears(taken.changed, self.thread)
+        self._held: list[Memory] | None = None
+
+    @property
+    def step(self) -> int:
+        return self.name.step
 
     def protect(self, freeze_bytes: int, left: Sequence[Placed] = (), kept: Sequence[Placed] = ()) -> float:
         """Return when no source is read any more; the seconds that took. The optimizer may go on then.

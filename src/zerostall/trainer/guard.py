@@ -15,7 +15,7 @@ from zerostall.telemetry import say_once
 from zerostall.trainer import storages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import torch
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from zerostall.trainer.captures import Taken
     from zerostall.trainer.flight import Flight
     from zerostall.trainer.policies import Policies
+    from zerostall.trainer.sealer import Sealer
 
 
 class Guard:
@@ -39,11 +40,11 @@ class Guard:
         optimizers: Iterable[torch.optim.Optimizer],
         policies: Policies,
         stats: Stats,
-        revoke: Callable[[Flight, list[str]], None],
+        sealer: Sealer,
     ) -> None:
         self._policies = policies
         self._stats = stats
-        self._revoke = revoke
+        self._sealer = sealer
         self._pid = os.getpid()
         self._flight: Flight | None = None
         self._flipping: list[Flipping] = []
@@ -90,6 +91,8 @@ class Guard:
 
     def watch(self, flight: Flight) -> None:
         """From now on until the next guard this snapshot is being read."""
+        if self._flight is not None:
+            self._sealer.bury(self._flight)
         self._flight = flight
 
     def protect(self) -> None:
@@ -150,7 +153,8 @@ class Guard:
         finally:
             self._flight = None  # only now: other threads that exchange memory look for it
         if late := flight.tears.take_late():
-            self._revoke(flight, late)
+            self._sealer.revoke(flight, late)
+        self._sealer.bury(flight)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,11 @@ _ALL_WAIT = "with when_busy='wait' no rank skips a save"
 
 
 class Ledger:
-    """Written on the training thread, the sealer's and the link's, under one condition."""
+    """Written on the training thread, the sealer's and the link's, under one condition.
+
+    Attributes:
+        frontier: a step beyond it may be saved without asking; infinite where none may.
+    """
 
     def __init__(
         self, where: Path | str, condition: threading.Condition, stats: Stats, tiers: tuple[str, ...] = ("host", "disk")
@@ -35,6 +40,7 @@ class Ledger:
         self._stats = stats
         self._known: list[int] = []  # rising; the newest ones, for a run may save millions
         self._unread: int | None = None
+        self.frontier = -1.0
         self._aside: tuple[Past, ...] = ()
         self._savings: dict[int, Saving] = {}
         self._urged: dict[Saving, str] = {}
@@ -49,6 +55,7 @@ class Ledger:
         with self._condition:
             self._known = sorted(steps)
             self._unread = max(steps, default=None)
+            self._mark_frontier()
 
     def resume(self, step: int | None, seen: frozenset[Past]) -> None:
         """Training goes on from `step` (None: from nothing); newer ones of those seen are of a past it has left."""
@@ -56,6 +63,7 @@ class Ledger:
             self._aside = tuple(sorted(past for past in seen if step is not None and past.step > step))
             self._known = sorted({past.step for past in seen.difference(self._aside)})
             self._unread = None
+            self._mark_frontier()
         if self._aside:
             left = sorted({past.step for past in self._aside})
             log.warning("training goes on from step %s; the next save sets steps %s aside", step, left)
@@ -65,6 +73,9 @@ class Ledger:
         """Steps to set aside before the next one is committed."""
         with self._condition:
             return self._aside
+
+    def _mark_frontier(self) -> None:
+        self.frontier = math.inf if self._unread is not None else self._known[-1] if self._known else -1
 
     def admit(self, step: int, if_exists: IfExists) -> bool | None:
         """May `step` be saved? True to replace one, False for a new one, None to skip it.
@@ -100,14 +111,17 @@ class Ledger:
 
     def accept(self, saving: Saving) -> None:
         with self._condition:
-            if before := self._savings.get(saving.step):
+            step = saving.step
+            if before := self._savings.get(step):
                 self._replaced(before, self._home)
-            self._savings[saving.step] = saving
-            saving._replaces = self._knows(saving.step)
-            if not saving._replaces:
-                self._known.append(saving.step)  # nothing goes behind a newer one
+            if step > self.frontier:  # nothing goes behind a newer one
+                self._known.append(step)
+                self.frontier = step
                 if len(self._known) > 2 * _MOST_KNOWN:
                     del self._known[:-_MOST_KNOWN]
+            else:
+                saving._replaces = self._knows(step)
+            self._savings[step] = saving
 
     def newest(self) -> Saving | None:
         """The newest save that was accepted and not replaced."""
@@ -193,6 +207,7 @@ class Ledger:
             del self._savings[saving.step]
             if not saving._replaces:
                 self._known.remove(saving.step)
+                self._mark_frontier()
 
     def _saving_of(self, event: m.Reached | m.Failed | m.Replaced | m.Spoiled | m.Awaiting) -> Saving | None:
         """The save that an event is about: None where it is of another of its number."""

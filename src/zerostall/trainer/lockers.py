@@ -33,10 +33,13 @@ class Lockers:
     """The locker of one checkpointer. `see`, `open` and `close` on the training thread, the rest on any.
 
     Nothing waits for a locker: until it is there, and when it is gone, captures go to host memory.
+
+    Attributes:
+        wanted: by the user, and nothing has been found that is against it.
     """
 
     def __init__(self, *, wanted: bool) -> None:
-        self._wanted = wanted
+        self.wanted = wanted
         self._lock = threading.Lock()
         self._rent: m.Rent | None = None
         self._locker: m.Locker | None = None
@@ -46,7 +49,7 @@ class Lockers:
 
     def see(self, link: Link, devices: Devices, nbytes: int, *, finite: bool) -> None:
         """Images of so many bytes are going to be captured from these devices: rent a locker that fits."""
-        if not self._wanted or (self._rent is not None and self._rent.nbytes == nbytes):
+        if not self.wanted or (self._rent is not None and self._rent.nbytes == nbytes):
             return
         self._link, self._device = link, devices.only()
         why = ""
@@ -64,7 +67,7 @@ class Lockers:
             except ZerostallError as error:
                 why = str(error.args[0])
         if gpu is None:
-            self._wanted = False
+            self.wanted = False
             say_once("peer", "peer=True, but %s: %s", why, _AS_WITHOUT)
             return
         log.info("captures go to the memory of %s first, %s", gpu, why)
@@ -91,7 +94,7 @@ class Lockers:
     def _cannot(self, locker: m.Locker, reason: str) -> None:
         with self._lock:
             self._locker = self._rent = None
-        self._wanted = False
+        self.wanted = False
         say_once("peer", "peer=True, but memory of %s cannot be opened: %s: %s", locker.gpu, reason, _AS_WITHOUT)
         if self._link is not None:
             self._link.tell(m.NoUse(locker=locker.key, reason=reason), timeout=_TELL_SECONDS)
@@ -117,7 +120,7 @@ class Lockers:
         """Nothing is captured there any more."""
         with self._lock:
             self._locker = self._rent = None
-        self._wanted = False
+        self.wanted = False
         self._opened = None
 
 

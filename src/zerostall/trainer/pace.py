@@ -54,10 +54,10 @@ class Pace:
 
     def next(self, step: int) -> Save:
         """The name of the save that begins now."""
+        latest = self._latest
         self.reach(step)
-        turn = self._latest.turn + 1 if self._latest.step == step else 0
-        self._latest = Save(self.epoch, step, turn)
-        return self._latest
+        self._latest = name = Save(latest.epoch, step, latest.turn + 1 if latest.step == step else 0)
+        return name
 
     # ------------------------------------------------------------------------------------------ skipping together
 

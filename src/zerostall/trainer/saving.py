@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerostall.errors import ReplacedError, WaitTimeoutError, ZerostallError
@@ -10,6 +11,28 @@ from zerostall.errors import ReplacedError, WaitTimeoutError, ZerostallError
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """Where the savings of one checkpointer ask, and are told.
+
+    Attributes:
+        condition: guards all of them; notified when one has got somewhere.
+        tiers: those there are, nearest first.
+        urge: somebody waits for a saving in a tier, for so long.
+        seen: the thread that saves has come by.
+        reported: the user has been told of an error.
+    """
+
+    condition: threading.Condition
+    tiers: tuple[str, ...] = ("host", "disk")
+    urge: Callable[[Saving, str, float | None], None] = lambda saving, tier, timeout: None
+    seen: Callable[[], None] = lambda: None
+    reported: Callable[[ZerostallError], None] = lambda error: None
+
+
+_NO_ERRORS: dict[str, ZerostallError] = {}
 
 
 class Saving:
@@ -22,35 +45,21 @@ class Saving:
             out later that another one has skipped the step.
     """
 
-    def __init__(
-        self,
-        step: int,
-        condition: threading.Condition,
-        *,
-        created: float = 0.0,
-        skipped: str = "",
-        known: tuple[str, ...] = ("host", "disk"),
-        urge: Callable[[Saving, str, float | None], None] = lambda saving, tier, timeout: None,
-        seen: Callable[[], None] = lambda: None,
-        reported: Callable[[ZerostallError], None] = lambda error: None,
-    ) -> None:
+    __slots__ = ("__weakref__", "_desk", "_errors", "_replaces", "_tiers", "created", "skipped", "step")
+
+    def __init__(self, step: int, desk: Desk, created: float = 0.0, skipped: str = "") -> None:
         self.step = step
         self.created = created
         self.skipped = skipped
-        self._condition = condition
-        self._known = known
-        self._urge = urge
-        self._seen = seen
-        self._reported = reported
+        self._desk = desk
         self._replaces = False  # the ledger's: was there one of this number before?
-        self._tiers: set[str] = set()
-        self._errors: dict[str, ZerostallError] = {}
+        self._tiers: frozenset[str] = frozenset()
+        self._errors = _NO_ERRORS  # never changed, but replaced
 
     @property
     def tiers(self) -> frozenset[str]:
         """Tiers in which this step is clean by now: "host", "disk", "remote"."""
-        with self._condition:
-            return frozenset(self._tiers)
+        return self._tiers
 
     def wait(self, tier: str = "disk", timeout: float | None = None) -> None:
         """Wait until this step is clean in `tier`, and ask for it to be carried there before anything newer.
@@ -66,31 +75,32 @@ class Saving:
             TornError: a tensor changed while it was captured.
             StorageError: the disk or the store refused; the agent goes on trying with the newest snapshot.
         """
-        if tier not in self._known:
-            raise ValueError(f"no tier {tier!r}: this run has {', '.join(map(repr, self._known))}")
+        tiers = self._desk.tiers
+        if tier not in tiers:
+            raise ValueError(f"no tier {tier!r}: this run has {', '.join(map(repr, tiers))}")
         if self.skipped:
             raise ReplacedError(f"step {self.step} was skipped: {self.skipped}", hint="look at Saving.skipped")
         start = time.monotonic()
         if tier != "host":
-            self._urge(self, tier, timeout)
+            self._desk.urge(self, tier, timeout)
         try:
             self._await(tier, None if timeout is None else timeout - (time.monotonic() - start))
         finally:
-            self._seen()
+            self._desk.seen()
         self._await(tier, 0.0)  # what was only seen now is raised now
 
     def _await(self, tier: str, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._condition:
+        with self._desk.condition:
             while tier not in self._tiers or tier in self._errors:
                 error = self._errors.get(tier)
                 if error is not None:
-                    self._reported(error)
+                    self._desk.reported(error)
                     raise error
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     raise WaitTimeoutError(f"step {self.step} did not reach the tier {tier!r} in time")
-                self._condition.wait(left)
+                self._desk.condition.wait(left)
 
     def __repr__(self) -> str:
         fate = f"skipped: {self.skipped}" if self.skipped else f"tiers: {', '.join(sorted(self.tiers)) or 'none yet'}"
@@ -99,15 +109,15 @@ class Saving:
     # What the checkpointer tells; the caller holds the condition.
 
     def _reached(self, tier: str) -> None:
-        self._tiers.add(tier)
-        error = self._errors.pop(tier, None)
-        for further in [name for name, other in self._errors.items() if other is error]:
-            del self._errors[further]  # it failed there only because it had not got here
-        self._condition.notify_all()
+        self._tiers |= {tier}
+        if (error := self._errors.get(tier)) is not None:
+            # Further on it failed only because it had not got here.
+            self._errors = {name: other for name, other in self._errors.items() if other is not error}
+        self._desk.condition.notify_all()
 
     def _failed(self, tier: str, error: ZerostallError) -> None:
         """The step will not reach `tier` (unless the agent, which goes on trying, says later that it has)."""
-        for further in self._known[self._known.index(tier) :]:
-            self._errors[further] = error
-            self._tiers.discard(further)
-        self._condition.notify_all()
+        further = self._desk.tiers[self._desk.tiers.index(tier) :]
+        self._errors = self._errors | dict.fromkeys(further, error)
+        self._tiers -= set(further)
+        self._desk.condition.notify_all()

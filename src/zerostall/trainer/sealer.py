@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from zerostall.trainer.flight import Flight
     from zerostall.trainer.link import Link
     from zerostall.trainer.memory import Shelf
+    from zerostall.trainer.world import World
 
 _NAMED = 5
 TOLD_SECONDS = 120.0
@@ -37,15 +38,26 @@ class Sealer:
     thread competes with training for the interpreter while a step begins.
     """
 
-    def __init__(self, shelf: Shelf, link: Link, stats: Stats, dirty: Callable[[Flight, ZerostallError], None]) -> None:
+    def __init__(
+        self,
+        shelf: Shelf,
+        link: Link,
+        world: World,
+        stats: Stats,
+        dirty: Callable[[Flight, ZerostallError], None],
+    ) -> None:
         self.announce = os.eventfd(0, os.EFD_CLOEXEC)
         self._shelf = shelf
         self._link = link
+        self._world = world
         self._stats = stats
         self._dirty = dirty
         self._flights: deque[Flight] = deque()
+        self._spent: deque[Flight] = deque()
         self._told = threading.Condition()
-        self._last: Flight | None = None
+        self._sealing = 0  # flights that were brought here, and
+        self._landed = 0  # that the agent has been told of
+        self._followers: list[tuple[int, m.Message]] = []  # what it is told after so many flights
         self._doubted: Flight | None = None  # sealed, but an operation may have been under way
         self._closing = False
         self._early = False
@@ -55,25 +67,30 @@ class Sealer:
     def seal(self, flight: Flight) -> None:
         """Finish a flight as soon as its capture, which announces its end here, is done."""
         self._flights.append(flight)
-        self._last = flight
+        self._sealing += 1
         if self._early:
             self._early = False
             os.eventfd_write(self.announce, 1)
 
+    def bury(self, flight: Flight) -> None:
+        """Nobody needs it any more: what it holds is let go of here, and not on the training thread."""
+        self._spent.append(flight)
+
     def revoke(self, flight: Flight, late: list[str]) -> None:
         """A sealed image turned out to be torn: nobody may restore it."""
-        self._await(flight, TOLD_SECONDS)
+        with self._told:
+            self._told.wait_for(lambda: flight.landed, TOLD_SECONDS)
         error = _torn(flight.step, late)
         self._dirty(flight, error)
         self._shelf.revoked(flight.step)
         reason = str(error.args[0])
-        self._link.tell(m.Revoked(step=flight.step, created=flight.created, reason=reason), timeout=10.0)
+        self._link.tell(m.Revoked(step=flight.step, created=flight.saving.created, reason=reason), timeout=10.0)
 
     def tell_after(self, message: m.Message, timeout: float) -> None:
         """Tell the agent, once it has heard of every flight until now: it takes a rank at its newest word."""
         with self._told:
-            if self._last is not None and not self._last.landed:
-                self._last.followers.append(message)
+            if self._landed < self._sealing:
+                self._followers.append((self._sealing, message))
                 return
         self._link.tell(message, timeout=timeout)
 
@@ -83,7 +100,10 @@ class Sealer:
         Raises:
             AgentError: there has been no agent to tell for `timeout` seconds.
         """
-        if self._last is not None and not self._last.landed and not self._await(self._last, timeout):
+        last = self._sealing
+        with self._told:
+            told = self._landed >= last or self._told.wait_for(lambda: self._landed >= last, timeout)
+        if not told:
             raise AgentError(
                 f"for {timeout:.0f} s there has been no agent to hand the last snapshot to",
                 hint="see why none starts: `zerostall agent start`",
@@ -106,6 +126,7 @@ class Sealer:
                 self._look_again()
                 continue
             os.eventfd_read(self.announce)
+            self._spent.clear()
             if not self._finish_done():
                 # The capture ended before its flight was here. Whoever brings it sees this, or is seen now.
                 self._early = True
@@ -134,32 +155,43 @@ class Sealer:
                 raise _ghostly(flight.step, ghosts)
             if numbers := flight.taken.not_finite():
                 raise _not_finite(flight.step, numbers)
-            record = manifests.encode_record(_record(flight))
+            record = manifests.encode_record(self._record(flight))
         except Exception as error:  # noqa: BLE001 - the slot must come back, and the user must hear
             ours = error if isinstance(error, ZerostallError) else StateError(f"step {flight.step}: {error!r}")
             self._shelf.discarded(flight.taken.slot)
             self._dirty(flight, ours)
-            wish = flight.wish
-            reason = str(ours.args[0])
+            name, reason = flight.name, str(ours.args[0])
             self._link.tell(
-                m.Discarded(slot=wish.slot, step=flight.step, reason=reason, epoch=wish.epoch, turn=wish.turn)
+                m.Discarded(slot=flight.taken.slot, step=name.step, reason=reason, epoch=name.epoch, turn=name.turn)
             )
         else:
             stowed = flight.taken.stowed
-            sealed = msgspec.structs.replace(flight.wish, record=record, stowed=stowed)
+            sealed = m.Sealed(
+                slot=flight.taken.slot,
+                record=record,
+                epoch=flight.name.epoch,
+                turn=flight.name.turn,
+                replace=flight.wish.replace,
+                pin=flight.wish.pin,
+                aside=flight.wish.aside,
+                stowed=stowed,
+            )
             if stowed is None:
                 self._shelf.sealed(flight.step, sealed)
             else:
                 self._stats.stowed += 1
-                self._shelf.stowed(flight.step, flight.created, sealed)
+                self._shelf.stowed(flight.step, flight.saving.created, sealed)
             news = {"stalls": self._stats.take_stalls(), "fallbacks": m.Fallback.all()}
             self._link.tell(msgspec.structs.replace(sealed, **news))
             self._doubted = None if flight.tears.final else flight
         finally:
             with self._told:
                 flight.landed = True
+                self._landed += 1
+                followers = [message for number, message in self._followers if number == self._landed]
+                self._followers = [one for one in self._followers if one[0] != self._landed]
                 self._told.notify_all()
-            for message in flight.followers:
+            for message in followers:
                 self._link.tell(message, timeout=1.0)
 
     def _look_again(self) -> None:
@@ -170,26 +202,21 @@ class Sealer:
         if late := flight.tears.take_late():
             self.revoke(flight, late)
 
-    def _await(self, flight: Flight, timeout: float) -> bool:
-        with self._told:
-            return self._told.wait_for(lambda: flight.landed, timeout)
-
-
-def _record(flight: Flight) -> Record:
-    layout = flight.taken.layout
-    # What a vault has still to bring is checked there.
-    chunks = -(-layout.nbytes // CHUNK)
-    return Record.of(
-        layout,
-        [0] * chunks if flight.taken.stowed is not None else flight.taken.capture.checksums,
-        flight.taken.values.encode(),
-        run=flight.run,
-        step=flight.step,
-        rank=flight.rank,
-        world=flight.world,
-        metric=flight.metric,
-        created=flight.created,
-    )
+    def _record(self, flight: Flight) -> Record:
+        layout = flight.taken.layout
+        # What a vault has still to bring is checked there.
+        chunks = -(-layout.nbytes // CHUNK)
+        return Record.of(
+            layout,
+            [0] * chunks if flight.taken.stowed is not None else flight.taken.capture.checksums,
+            flight.taken.values.encode(),
+            run=self._link.welcome.run_id,
+            step=flight.step,
+            rank=self._world.rank,
+            world=self._world.size,
+            metric=flight.wish.metric,
+            created=flight.saving.created,
+        )
 
 
 def _listed(names: list[str]) -> str:

@@ -39,6 +39,8 @@ class Tears:
     then every change is a tear: which came first, it or the last byte that was read, is not known. Any thread.
     """
 
+    __slots__ = ("_changed", "_clock", "_found", "_late", "_lock", "_place", "_read", "_thread", "final")
+
     def __init__(
         self,
         changed: Changed,

@@ -1,0 +1,182 @@
+"""The course of a save on the training thread: admitted, taken, handed to those who finish it in the background.
+
+A training step leaves nothing of all this in the caches, and a line of memory that must be fetched costs more than
+what is done with it: so what `save` touches is little, and what can be done later is done by the sealer.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from zerostall.errors import AgentError, ZerostallError
+from zerostall.telemetry import log
+from zerostall.trainer.captures import Captures
+from zerostall.trainer.flight import Flight, Wish
+from zerostall.trainer.guard import Guard
+from zerostall.trainer.options import step_number
+from zerostall.trainer.policies import Policies
+from zerostall.trainer.saving import Desk, Saving
+from zerostall.trainer.sealer import TOLD_SECONDS, Sealer
+from zerostall.trainer.source_checks import SourceChecks
+from zerostall.wire import messages as m
+
+if TYPE_CHECKING:
+    import threading
+
+    from zerostall.config import IfExists, WhenBusy
+    from zerostall.core.roll import Save
+    from zerostall.telemetry import Stats
+    from zerostall.trainer.captures import Taken
+    from zerostall.trainer.devices import Devices
+    from zerostall.trainer.ledger import Ledger
+    from zerostall.trainer.link import Link
+    from zerostall.trainer.lockers import Lockers
+    from zerostall.trainer.mappings import Mappings
+    from zerostall.trainer.memory import Shelf
+    from zerostall.trainer.options import Options
+    from zerostall.trainer.pace import Pace
+    from zerostall.trainer.state import State
+    from zerostall.trainer.world import World
+
+_TELL_SECONDS = 1.0
+
+
+class Saves:
+    """Driven by the training thread, but for what the sealer says and a saving asks.
+
+    Attributes:
+        guard: what keeps optimizers from changing what is still being read.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        options: Options,
+        world: World,
+        link: Link,
+        mappings: Mappings,
+        shelf: Shelf,
+        ledger: Ledger,
+        pace: Pace,
+        stats: Stats,
+        condition: threading.Condition,
+        lockers: Lockers,
+    ) -> None:
+        self._options = options
+        self._world = world
+        self._link = link
+        self._ledger = ledger
+        self._pace = pace
+        self._stats = stats
+        self._sealer = Sealer(shelf, link, world, stats, self._dirty)
+        policies = Policies(options.policy, options.freeze_bytes, stats)
+        self.guard = Guard(state.optimizers, policies, stats, self._sealer)
+        self._captures = Captures(
+            state,
+            options,
+            policies,
+            SourceChecks(options.source_checks, stats),
+            link,
+            mappings,
+            shelf,
+            condition,
+            self.settle,
+            self._sealer.announce,
+            lockers,
+            alone=world.size == 1,
+        )
+        self._desk = Desk(condition, ledger.tiers, self._urge, self.guard.look_back, ledger.reported)
+
+    @property
+    def devices(self) -> Devices:
+        return self._captures.devices
+
+    def save(
+        self, step: int, metric: float | None, pin: bool, if_exists: IfExists, when_busy: WhenBusy | None
+    ) -> Saving:
+        """See `Checkpointer.save`."""
+        start = time.perf_counter()
+        if type(step) is not int or step < 0:
+            step = step_number(step)
+        ledger = self._ledger
+        replace = False
+        if step <= ledger.frontier or if_exists != "error":
+            admitted = ledger.admit(step, if_exists)
+            if admitted is None:
+                return Saving(step, self._desk, skipped=f"step {step} is there already")
+            replace = admitted
+        name = self._pace.next(step)
+        if self._pace.last(step):
+            when_busy = "wait"  # there will be no other
+        taken, busy = self._take(name, when_busy or self._options.when_busy)
+        if taken is None:
+            self._stats.skipped += 1
+            self._stats.record_call(time.perf_counter() - start)
+            return Saving(step, self._desk, skipped=busy)
+        saving = Saving(step, self._desk, time.time())
+        flight = Flight(name, taken, saving, Wish(metric, pin, replace, ledger.aside), start)
+        ledger.accept(saving)
+        self.guard.watch(flight)
+        self._sealer.seal(flight)
+        taken.capture.start()  # last: its threads may well want this thread's core
+        self._stats.saves += 1
+        self._stats.record_call(time.perf_counter() - start)
+        return saving
+
+    def _take(self, name: Save, when_busy: WhenBusy) -> tuple[Taken | None, str]:
+        """Begin to capture, or None and why this save is skipped; then the other ranks are told."""
+        busy, skipped = self._pace.held(name), True
+        try:
+            if not busy or when_busy == "wait":
+                taken = self._captures.take(when_busy)
+                if taken is not None:
+                    return taken, ""
+                busy = "no slot is free: an older snapshot is still on its way"
+        except AgentError as error:
+            busy, skipped = str(error.args[0]), False
+            log.error("step %d is not saved: %s", name.step, error)
+        except BaseException as error:
+            self.go_by(name, repr(error))
+            raise
+        self._ledger.skipped(name.step)
+        self.go_by(name, busy, skipped=skipped)
+        return None, busy
+
+    def go_by(self, name: Save, reason: str, *, skipped: bool = False) -> None:
+        """Tell the other ranks that this one goes on without a save, if they can be told at once."""
+        if self._world.size > 1 and self._link.up():
+            passed = m.Passed(step=name.step, epoch=name.epoch, turn=name.turn, reason=reason, skipped=skipped)
+            self._sealer.tell_after(passed, _TELL_SECONDS)
+
+    def settle(self, timeout: float = TOLD_SECONDS) -> None:
+        """Wait until no snapshot is being captured, and the agent has been told of the last one."""
+        self.guard.protect()
+        self._sealer.settle(min(timeout, TOLD_SECONDS))
+
+    def end(self) -> None:
+        """End the sealer's thread; the agent may still be told of what it has sealed."""
+        self._sealer.close()
+
+    def close(self) -> None:
+        """Let go of devices and threads."""
+        self._captures.close()
+
+    # ------------------------------------------------------------------------- what the sealer says, a saving asks
+
+    def _dirty(self, flight: Flight, error: ZerostallError) -> None:
+        log.error("step %d is dirty and was thrown away: %s", flight.step, error)
+        self._ledger.dirty(flight.saving, error)
+
+    def _urge(self, saving: Saving, tier: str, timeout: float | None) -> None:
+        if not self._ledger.urge(saving, tier):
+            return
+        patience = TOLD_SECONDS if timeout is None else min(timeout, TOLD_SECONDS)
+        try:
+            self._sealer.settle(patience)
+        except AgentError:
+            if timeout is None:
+                raise
+        else:
+            promise = m.Promise(step=saving.step, created=saving.created, tier=tier)
+            self._link.tell(promise, timeout=min(patience, 10.0))
