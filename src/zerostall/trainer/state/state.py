@@ -32,7 +32,7 @@ from zerostall.trainer.state.walk import Later, OutdatedError, Walk
 from zerostall.trainer.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import torch
 
