@@ -144,7 +144,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_what_lies_in_the_vault_when_the_trainer_is_killed_is_finished(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])}
+    search = [str(ROOT / "src"), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search)}
     command = [sys.executable, "-c", textwrap.dedent(TRAINER), str(tmp_path / "run"), str(tmp_path / "expected")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == -signal.SIGKILL, done.stderr
