@@ -215,7 +215,8 @@ def device_name(device: str) -> str:
     if device == "cpu":
         return "cpu"
     smi = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    return subprocess.run(smi, capture_output=True, text=True, check=False).stdout.strip()
+    found = subprocess.run(smi, capture_output=True, text=True, check=False).stdout.splitlines()
+    return " + ".join(f"{found.count(line)} × {line}" for line in dict.fromkeys(found))
 
 
 if __name__ == "__main__":
