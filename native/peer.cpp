@@ -1,5 +1,7 @@
 #include "peer.hpp"
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstring>
 #include <utility>
@@ -79,7 +81,8 @@ std::string Vault::handle() const {
   return {handle.reserved, sizeof(handle.reserved)};
 }
 
-Peer::Peer(std::shared_ptr<cuda::Context> context, const std::string& handle) : context_(std::move(context)) {
+Peer::Peer(std::shared_ptr<cuda::Context> context, const std::string& handle)
+    : context_(std::move(context)), owner_(::getpid()) {
   CUipcMemHandle opened{};
   if (handle.size() != sizeof(opened.reserved)) throw Error(Kind::usage, "that is no handle of memory");
   std::memcpy(opened.reserved, handle.data(), sizeof(opened.reserved));
@@ -93,7 +96,7 @@ CUdeviceptr Peer::at() const {
 }
 
 void Peer::close() noexcept {
-  if (at_ == 0) return;
+  if (at_ == 0 || ::getpid() != owner_) return;  // a forked child has no driver
   try {
     const cuda::Context::Current current(*context_);
     cuda::driver().cuIpcCloseMemHandle(std::exchange(at_, 0));

@@ -1,5 +1,7 @@
 // What processes lend each other of a device's memory, and which devices reach which.
 #pragma once
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -57,6 +59,7 @@ class Peer {
  private:
   const std::shared_ptr<cuda::Context> context_;
   CUdeviceptr at_ = 0;
+  const pid_t owner_;
 };
 
 // Free and total bytes.

@@ -249,7 +249,7 @@ def test_without_being_asked_for_no_other_gpu_is_touched(start: Start, folder: P
 
 
 def test_bytes_that_are_not_what_the_device_held_are_found_where_they_arrive(start: Start) -> None:
-    trainer = start({"ZEROSTALL_WITHOUT": "order"}, source_checks=1.0)
+    trainer = start({"ZEROSTALL_WITHOUT": "order"}, source_checks=1.0, at_once=["host"])
     stream = trainer.ask("stream")
     for step in range(1, 10):
         trainer.ask("fill", step)

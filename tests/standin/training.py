@@ -80,6 +80,8 @@ class State:
 
     optimizers: tuple[object, ...] = ()
 
+    at_once = ("t1", "t3", "host")
+
     def __init__(self, roots: dict[str, Any], **_: object) -> None:
         from zerostall.core import layout
         from zerostall.core.layout import Shard
@@ -91,7 +93,7 @@ class State:
 
     def survey(self) -> Any:
         names = [entry.name for entry in self.layout.entries]
-        at_once = [k for k, name in enumerate(names) if name in ("t1", "t3", "host")]
+        at_once = [k for k, name in enumerate(names) if name in self.at_once]
         tracked = [name != "host" for name in names]
         return SimpleNamespace(layout=self.layout, tensors=self.ordered, at_once=at_once, tracked=tracked)
 
@@ -103,7 +105,7 @@ class State:
 
         return SimpleNamespace(encode=lambda: values.encode({"stand": "in"}, "values"))
 
-    def targets(self, stored: Any, **_: object) -> Any:
+    def targets(self, stored: Any, *_: object, **__: object) -> Any:
         assert stored.layout.digest == self.layout.digest
         return SimpleNamespace(entries=list(range(len(self.ordered))), tensors=self.ordered, views=[])
 
@@ -125,6 +127,7 @@ def serve(where: str, options: dict[str, Any]) -> Iterator[Any]:
     torch.cuda.current_stream = lambda _=None: SimpleNamespace(cuda_stream=stream)  # pyright: ignore
     torch.cuda.mem_get_info = lambda _=None: (1 << 30, 1 << 30)  # pyright: ignore
     module.State = State  # pyright: ignore
+    State.at_once = tuple(options.pop("at_once", State.at_once))
     places = itertools.cycle(options.pop("places", [0]))
     tensors = {f"t{k}": StandIn(fake, size, index=next(places)) for k, size in enumerate(SIZES)}
     array = np.zeros(HOST, np.uint8)

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 PLACES = 2
 """One is captured into while the other is emptied."""
-LINGER_SECONDS = 120.0
-"""A GPU's memory is not kept for longer for a trainer that is gone: others may want it."""
+LINGER_SECONDS = 15.0
+"""A GPU's memory is not kept for longer for a trainer that is gone: all that was in it is in host memory by then."""
 _MOST_FAILURES = 5
 _NAMED = 5
 
@@ -76,7 +76,6 @@ class Stowage:
         self._retry_at = 0.0
         self._alone_since = 0.0
         self._newest: tuple[int, float] | None = None
-        self._seconds = 0.0
         self.last_error = ""
 
     # -------------------------------------------------------------------------------------------- what trainers say
@@ -160,7 +159,6 @@ class Stowage:
 
     def opened(self, opened: w.Opened) -> None:
         self._handle, self._places = opened.handle, [_Place.free] * opened.places
-        self._failures = 0
         if self._berth.current is not None:
             self._show(self._berth.current)
         self._berth.send(self._locker())
@@ -181,7 +179,7 @@ class Stowage:
         done = self._pop(emptied.id)
         if done is None:
             return
-        self._seconds = emptied.seconds
+        self._failures = 0
         sums = list(emptied.checksums)
         record = msgspec.structs.replace(
             done.record, checksums=sums, checksum=checksum.whole(sums, done.record.nbytes, done.record.chunk_bytes)
@@ -338,12 +336,12 @@ class Stowage:
         step, created = self._newest or (None, 0.0)
         return m.TierReport(
             tier="peer",
-            where=f"memory of {self._gpu}" if self._handle else "no GPU lends memory",
+            where=f"{self.nbytes() / 1e9:.3g} GB of {self._gpu}" if self._handle else "no GPU lends memory",
             newest=step,
             created=created,
             steps=len(self._queue),
             every=0.0,
-            keep=f"{len(self._places)} on their way to memory",
+            keep=f"{len(self._places)} at a time, until in host memory" if self._handle else "nothing",
             moving=self._queue[0].record.step if self._queue else None,
             last_error=m.plain(self.last_error),
         )

@@ -49,6 +49,9 @@ class Vaults:
 
     def lend(self, gpu: str, request: w.Lend, renter: Renter) -> None:
         """Ask for a locker; `opened` or `declined` follows, or `lost`."""
+        if self._budget == 0:
+            self._post(lambda: renter.declined("ZEROSTALL_VAULT_BUDGET is 0"))
+            return
         process = self._running.get(gpu)
         if process is None:
             process = self._running[gpu] = _Process(gpu, self._budget, self._post, self._ended, self._let_go)

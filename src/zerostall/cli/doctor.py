@@ -24,8 +24,10 @@ from zerostall.cli import nvidia
 from zerostall.cli.agent import ask_status
 from zerostall.cli.arguments import Json
 from zerostall.cli.output import emit_json, emit_table, size
+from zerostall.core import vaults
 from zerostall.errors import ZerostallError
 from zerostall.flow import straight
+from zerostall.native.topology import topology
 from zerostall.wire import messages as m
 from zerostall.wire import rendezvous
 
@@ -245,7 +247,31 @@ def _gpu(where: Path) -> Iterator[Finding]:
     words = "; ".join(filter(None, [f"driver {version}", found, problem]))
     yield Finding("GPU", "limited" if problem else "yes", words)
     if names:
+        yield from gpu_neighbours()
         yield _gpu_storage(where)
+
+
+def gpu_neighbours() -> Iterator[Finding]:
+    """Of each GPU, in whose memory its saves with `peer=True` go; and whether NVLink multicast could be had."""
+    try:
+        gpus, links = topology()
+    except ZerostallError as error:
+        yield Finding("GPU memory", "limited", f"who reaches whose is not known: {error}")
+        return
+    for uuid, choice in vaults.place(list(gpus), links).items():
+        facts = gpus[uuid]
+        lines = nvidia.nvlinks(uuid)
+        itself = f"{facts.name}, {uuid}, {lines} NVLink lines" if lines else f"{facts.name}, {uuid}"
+        if choice.gpu is None:
+            yield Finding(
+                f"GPU {facts.ordinal}", "limited", f"{itself}; peer=True saves to host memory: {choice.reason}"
+            )
+        else:
+            whose = f"GPU {gpus[choice.gpu].ordinal}"
+            yield Finding(f"GPU {facts.ordinal}", "yes", f"{itself}; peer=True saves to {whose} {choice.reason}")
+    able = ", ".join(f"GPU {facts.ordinal}" for facts in gpus.values() if facts.multicast)
+    words = f"{able} could; nothing here uses it" if able else "no GPU has it; nothing here would use it"
+    yield Finding("NVLink multicast", "yes" if able else "limited", words)
 
 
 def _gpu_storage(where: Path) -> Finding:

@@ -6,6 +6,7 @@ import ctypes
 import re
 from pathlib import Path
 
+_MOST_LINES = 18
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -46,3 +47,21 @@ def _problem(cuda: ctypes.CDLL, status: int) -> str:
     if cuda.cuGetErrorString(status, ctypes.byref(text)) == 0 and text.value:
         return f"{text.value.decode(errors='replace')} ({status})"
     return f"error {status}"
+
+
+def nvlinks(uuid: str) -> int:
+    """How many NVLink lines of a GPU are up; 0 also where the management library does not say."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return 0
+    if nvml.nvmlInit_v2() != 0:
+        return 0
+    device, active = ctypes.c_void_p(), ctypes.c_uint()
+    count = 0
+    if nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(device)) == 0:
+        for line in range(_MOST_LINES):
+            if nvml.nvmlDeviceGetNvLinkState(device, line, ctypes.byref(active)) == 0:
+                count += active.value
+    nvml.nvmlShutdown()
+    return count
