@@ -47,7 +47,7 @@ Probe::~Probe() {
   if (memory_.host == nullptr) return;
   try {
     const cuda::Context::Current current(*owner_->context_);
-    if (launched_) cuda::driver().cuEventSynchronize(memory_.fetched);
+    if (launched_ && !awaited_) cuda::driver().cuEventSynchronize(memory_.fetched);
     owner_->take_back(std::move(memory_));
   } catch (const Error&) {
     // The process ends and the driver has gone before us.
@@ -62,6 +62,7 @@ void Probe::launch(CUstream stream) {
   ZS_CUDA(cuLaunchKernel, owner_->kernel_, static_cast<unsigned>(spans_.size()), 1, 1, fold::kLanes, 1, 1, 0,
           stream, parameters, nullptr);
   launched_ = true;
+  awaited_ = false;
   ZS_CUDA(cuEventRecord, memory_.fetched, stream);
 }
 
@@ -77,6 +78,7 @@ std::vector<uint32_t> Probe::checksums() {
   if (!spans_.empty()) {
     const cuda::Context::Current current(*owner_->context_);
     ZS_CUDA(cuEventSynchronize, memory_.fetched);
+    awaited_ = true;
   }
   std::vector<uint32_t> result;
   const std::byte* residue = residues();

@@ -57,7 +57,7 @@ class Probe {
   uint64_t nbytes_ = 0;
   uint64_t residue_bytes_ = 0;
   Memory memory_;
-  bool launched_ = false;
+  bool launched_ = false, awaited_ = false;
 };
 
 // What the probes of a device share: the kernel, a stream for it, memory that goes from one to the next.

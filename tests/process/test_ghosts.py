@@ -1,19 +1,77 @@
-"""A snapshot of which other bytes arrived than a device held is thrown away, by name."""
+"""A snapshot of which other bytes arrived than a device held is thrown away, by name; devices are played."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 import zerostall
+from hand import wait_until
+from standin.training import SIZES, Trainer, expected
 from zerostall import native
-from zerostall.core.layout import Layout
+from zerostall.core.layout import CHUNK, Layout
 from zerostall.errors import GhostError, TornError
 from zerostall.trainer.source_checks import SourceChecks
 
 pytestmark = pytest.mark.usefixtures("own_agent")
+
+Start = Callable[..., Trainer]
+CHUNKS = -(-4 * sum(SIZES) // CHUNK)
+
+
+@pytest.fixture
+def start(stand_in_driver: Path, agent_environment: dict[str, str], tmp_path: Path) -> Iterator[Start]:
+    """Starts a training process on the stand-in driver."""
+    started: list[Trainer] = []
+
+    def start(environment: dict[str, str] | None = None, **options: object) -> Trainer:
+        everything = {**agent_environment, "ZEROSTALL_LIBCUDA": str(stand_in_driver), **(environment or {})}
+        started.append(Trainer(tmp_path / "run", everything, **options))
+        return started[-1]
+
+    yield start
+    for trainer in started:
+        trainer.kill()
+
+
+def test_nothing_is_told_where_all_is_in_order(start: Start) -> None:
+    trainer = start(source_checks=1.0)
+    for step in range(1, 4):
+        trainer.ask("fill", step, 20_000)  # still running at save
+        trainer.ask("save", step, {"when_busy": "wait"})
+        trainer.ask("guard")
+        trainer.ask("fill", 100 + step)
+        assert trainer.ask("wait", step, "host") == ""
+    stats = trainer.ask("stats")
+    assert (stats["dirty"], stats["chunks_compared"]) == (0, 3 * CHUNKS)
+    assert trainer.ask("restore") == 3
+    assert trainer.ask("digest") == expected(3)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.01])
+def test_without_the_order_a_snapshot_is_dirty(start: Start, share: float) -> None:
+    trainer = start({"ZEROSTALL_WITHOUT": "order"}, source_checks=share)
+    stream = trainer.ask("stream")
+    trainer.ask("fill", 1)
+    trainer.ask("fake", "settle", stream)
+    trainer.ask("save", 1)
+    assert trainer.ask("wait", 1, "host") == ""
+    looked = trainer.ask("fake", "count", "cuEventSynchronize")
+    trainer.ask("fake", "hold", stream)  # a long kernel
+    trainer.ask("fill", 2)
+    trainer.ask("save", 2, {"when_busy": "wait"})
+    wait_until(lambda: trainer.ask("fake", "count", "cuEventSynchronize") > looked)  # all has arrived
+    trainer.ask("fake", "release")
+    told = trainer.ask("wait", 2, "host")
+    assert told.startswith("GhostError: step 2: other bytes arrived than the device held at save: ")
+    assert "t0" in told or "t5" in told
+    assert trainer.ask("stats")["dirty"] == 1
+    trainer.ask("fake", "settle", stream)
+    assert trainer.ask("restore") == 1
+    assert trainer.ask("digest") == expected(1)
 
 
 def test_a_ghost_is_dirty_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,7 +181,8 @@ def serve(where: str, options: dict[str, Any]) -> Iterator[Any]:
             case "digest":
                 yield digest()
             case "stats":
-                yield {name: getattr(ckpt.stats, name) for name in ("saves", "stowed", "skipped", "restored_from")}
+                names = ("saves", "stowed", "skipped", "dirty", "chunks_compared", "restored_from")
+                yield {name: getattr(ckpt.stats, name) for name in names}
             case "fallbacks":
                 yield [found.text for found in telemetry.fallbacks()]
             case "has locker":
