@@ -41,18 +41,23 @@ MORE = (
 
 
 def write(raws: list[Path], target: Path) -> list[Path]:
-    """Writes TARGET.md, TARGET-*.png and TARGET.trace.json; returns their paths."""
+    """Writes TARGET.md, TARGET.json (all that was measured), TARGET-*.png and TARGET.trace.json; returns their paths."""
     from benchmarks.stall import figures, timeline
 
-    facts = [json.loads(path.read_text()) for path in raws]
+    facts = []
+    for path in raws:
+        found = json.loads(path.read_text())
+        facts += found if isinstance(found, list) else [found]
     subjects = [from_json(one) for raw in facts for one in raw["subjects"]]
     target.parent.mkdir(parents=True, exist_ok=True)
     drawn = figures.draw(subjects, target)
     trace = target.with_name(target.name + ".trace.json")
     trace.write_text(json.dumps(timeline.events(subjects), separators=(",", ":")))
+    raw = target.with_name(target.name + ".json")
+    raw.write_text(json.dumps(facts, separators=(",", ":")))
     page = target.with_name(target.name + ".md")
-    page.write_text(render(facts, subjects, [path.name for path in [*raws, *drawn, trace]]))
-    return [page, *drawn, trace]
+    page.write_text(render(facts, subjects, [path.name for path in [raw, *drawn, trace]]))
+    return [page, raw, *drawn, trace]
 
 
 def render(facts: list[dict], subjects: list[Subject], files: list[str]) -> str:
