@@ -41,7 +41,7 @@ MORE = (
 
 
 def write(raws: list[Path], target: Path) -> list[Path]:
-    """Writes TARGET.md, TARGET.json (all runs' raw results), TARGET-*.png and TARGET.trace.json; returns their paths."""
+    """Writes TARGET.md, TARGET.json (raw results of all runs), TARGET-*.png, TARGET.trace.json; returns their paths."""
     from benchmarks.stall import figures, timeline
 
     facts = []
