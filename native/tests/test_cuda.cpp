@@ -10,6 +10,7 @@
 #include "../error.hpp"
 #include "../pinned.hpp"
 #include "../scatter.hpp"
+#include "../unload.hpp"
 #include "check.hpp"
 #include "stand_in.hpp"
 
@@ -190,6 +191,41 @@ bool comes_out_wrong(const char* safeguard) {
 }
 
 // A driver's queue that is full holds up whoever launches work, and training does so right after a save.
+// To another device's memory first, and from there to where the rest of the image lies.
+void through_a_vault(uint64_t freeze_bytes, int us) {
+  reset();
+  zs::Pool pool("test", 2);
+  const Opened first(0), second(1);
+  State state(120, {&first}, true);
+  const std::vector<zs::Training> trainings = {{first.device, new_stream(first)}};
+  if (freeze_bytes != 0) first.device->vram()->reserve(freeze_bytes, kChunk);
+  const Image image(state, &second);
+  const zs::Vault vault(second.device->context(), 2 * state.plan->nbytes() + 4096);
+  const std::vector<uint32_t> at_once = {0, 7, 50, 119};
+  delay(us);
+  for (int step = 1; step < 6; ++step) {
+    const uint64_t place = step % 2 == 0 ? 0 : state.plan->nbytes() / 512 * 512 + 512;
+    std::memset(image.data(), 0xEE, state.plan->nbytes());
+    for (size_t k = 0; k < 120; ++k) state.write(k, step, trainings, k % 40 == 0 ? 2000 : 0);
+    const auto capture = zs::Capture::begin(pool, state.plan, state.arrays, image.data(),
+                                            std::make_shared<const std::vector<uint32_t>>(at_once), -1,
+                                            trainings, UINT64_MAX, false, {}, vault.at() + place);
+    for (uint32_t k : at_once) state.write(k, 0xBB, trainings);
+    capture->protect(freeze_bytes, trainings);
+    for (size_t k = 0; k < 120; ++k) state.write(k, 0xCC, trainings);
+    CHECK(capture->wait_for(std::nullopt));
+    capture->rethrow();
+    const auto unload = zs::Unload::begin(pool, second.device, vault, place, image.data(),
+                                          state.plan->nbytes(), kChunk, capture->on_devices());
+    CHECK(unload->wait_for(std::nullopt));
+    unload->rethrow();
+    const std::vector<std::byte> expected = state.image(step);
+    CHECK(image.is(expected));
+    CHECK(unload->checksums() == checksums_of(expected));
+  }
+  reset();
+}
+
 void few_are_in_flight() {
   constexpr int kMost = 16;
   reset();
@@ -373,6 +409,8 @@ int main() {
   CHECK(comes_out_wrong("order"));
   CHECK(comes_out_wrong("guard"));
   CHECK(!comes_out_wrong("nothing"));
+  through_a_vault(0, 0);
+  through_a_vault(100 << 10, 100);
   few_are_in_flight();
   refused_and_broken();
   a_stream_dies();

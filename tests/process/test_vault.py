@@ -99,6 +99,7 @@ def test_what_is_queued_before_counts_and_what_comes_after_does_not(start: Start
     trainer.close()
 
 
+@pytest.mark.long
 def test_chunks_that_a_guard_moves_aside_get_there(start: Start) -> None:
     trainer = with_locker(start(policy="freeze", freeze_bytes=64 << 20))
     for step in range(12, 15):
@@ -180,6 +181,7 @@ def test_an_agent_that_is_killed_takes_its_vault_along(start: Start, folder: Pat
     trainer.close()
 
 
+@pytest.mark.long
 def test_a_drain_that_fails_makes_the_step_dirty(start: Start) -> None:
     trainer = start({"FAKE_CUDA_FAIL": f"vault cuMemcpyDtoHAsync 1 {LAUNCH_FAILED}"})
     said: list[str] = []
@@ -200,7 +202,7 @@ def test_a_drain_that_fails_makes_the_step_dirty(start: Start) -> None:
     [
         ({"FAKE_CUDA_LINKS": ""}, {}, "it reaches no other GPU's memory"),
         ({"ZEROSTALL_VAULT_BUDGET": "1M"}, {}, "over its budget"),
-        ({}, {"places": [0, 1]}, "the state of this process is on several GPUs"),
+        pytest.param({}, {"places": [0, 1]}, "the state of this process is on several GPUs", marks=pytest.mark.long),
     ],
     ids=["no access", "no budget", "two devices"],
 )
@@ -218,6 +220,7 @@ def test_what_keeps_a_locker_from_being_had_is_said(
     trainer.close()
 
 
+@pytest.mark.long
 def test_a_gpu_with_room_for_one_image_lends_one_place(start: Start, folder: Path) -> None:
     trainer = with_locker(start({"FAKE_CUDA_MEMORY": str(70_000_000)}))  # half of which is lent
     for step in (12, 13):
@@ -228,6 +231,7 @@ def test_a_gpu_with_room_for_one_image_lends_one_place(start: Start, folder: Pat
     assert trainer.ask("digest") == expected(13)
 
 
+@pytest.mark.long
 def test_a_locker_that_cannot_be_opened_is_given_back(start: Start, folder: Path) -> None:
     trainer = start()
     trainer.ask("fake", "fail", "cuIpcOpenMemHandle", 1, 201)
