@@ -1,6 +1,7 @@
 """A save through another GPU's memory: the rate beside a bare copy, the guard, both GPUs' training, a death.
 
     python -m benchmarks.peer --out peer.json                     # two GPUs, about four minutes
+    python -m benchmarks.peer --out peer.json --rates             # only how fast it is, half a minute
     python -m benchmarks.peer --out peer.json --model tiny        # to try it
 
 One GPU trains and saves through the other, on which another process trains all the while. Blocks of steps alternate:
@@ -240,6 +241,7 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--steps", type=int, default=12, help="steps of a block")
     options.add_argument("--every", type=int, default=3, help="steps from one save to the next")
+    options.add_argument("--rates", action="store_true", help="only the bare copy and saves while nothing trains")
     options.add_argument("--no-deaths", action="store_true")
     options.add_argument("--folder", help="where to write (default: the temporary folder)")
     options.add_argument("--victim", action="store_true", help=argparse.SUPPRESS)
@@ -265,7 +267,7 @@ def main() -> None:
 
     loop = Loop(SIZES[arguments.model], "cuda:0", flips=False)
     loop.run(3)
-    loop.aim(arguments.target)
+    loop.aim(0.0 if arguments.rates else arguments.target)
     nbytes = sum(p.nbytes for p in loop.model.parameters()) + sum(
         value.nbytes for held in loop.optimizer.state.values() for value in held.values()
     )
@@ -283,10 +285,11 @@ def main() -> None:
             facts["bit_exact"] = exact(saves)
             saves.ckpt.close()
             tell(f"alone_{kind}", facts)
-        tell("training", training(arguments, folder, loop))
+        if not arguments.rates:
+            tell("training", training(arguments, folder, loop))
     del loop, saves
     torch.cuda.empty_cache()
-    if not arguments.no_deaths:
+    if not (arguments.no_deaths or arguments.rates):
         for kind in ("peer", "host"):
             with scratch(arguments.folder) as folder:
                 facts = SimpleNamespace(model=arguments.model, device="cuda", slots=3, steps=6, peer=kind == "peer")
