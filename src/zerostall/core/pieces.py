@@ -46,12 +46,18 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 
 
 class Whole(msgspec.Struct, frozen=True):
-    """A tensor of the step, and where all of it is stored. `pieces` have no element twice."""
+    """A tensor of the step, and where all of it is stored.
+
+    Attributes:
+        pieces: in the order of where they begin; none has an element of another.
+        longest: how far a piece reaches along the first dimension at most.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
+    longest: int
 
     def problem(self) -> str:
         """Say in words why not all of it is there; empty where it is."""
@@ -101,10 +107,10 @@ def gather(layouts: Sequence[Layout | None]) -> Pieces:
             found.setdefault(name, {}).setdefault(box, Piece(rank, entry.offset, entry.nbytes, box))
         if layout.views:
             _take_views(layout, views)
-    wholes = {
-        name: Whole(name, facts[name][0], facts[name][1], tuple(sorted(pieces.values(), key=_place)))
-        for name, pieces in found.items()
-    }
+    wholes: dict[str, Whole] = {}
+    for name, pieces in found.items():
+        longest = max(piece.box.shape[0] if piece.box.shape else 1 for piece in pieces.values())
+        wholes[name] = Whole(name, *facts[name][:2], tuple(sorted(pieces.values(), key=_place)), longest)
     return Pieces(wholes, views)
 
 

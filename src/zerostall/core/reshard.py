@@ -58,7 +58,7 @@ def reads(whole: Whole, wanted: Box) -> list[Read]:
     itemsize = DTYPES[whole.dtype].itemsize
     found: list[Read] = []
     have = 0
-    for piece in _near(whole.pieces, wanted):
+    for piece in _near(whole, wanted):
         both = common(piece.box, wanted)
         if both is not None:
             found.append(Read(piece, both.within(piece.box), both.within(wanted), itemsize))
@@ -69,13 +69,13 @@ def reads(whole: Whole, wanted: Box) -> list[Read]:
     return found
 
 
-def _near(pieces: Sequence[Piece], wanted: Box) -> Sequence[Piece]:
-    """The pieces that may have something of it: they are in the order of where they begin."""
+def _near(whole: Whole, wanted: Box) -> Sequence[Piece]:
+    """The pieces that may have something of it."""
+    pieces = whole.pieces
     if len(pieces) < 8 or not wanted.start:
         return pieces
     first, stop = wanted.start[0], wanted.start[0] + wanted.shape[0]
-    longest = max(piece.box.shape[0] for piece in pieces)
-    low = bisect.bisect_right(pieces, first - longest, key=_begin)
+    low = bisect.bisect_right(pieces, first - whole.longest, key=_begin)
     return pieces[low : bisect.bisect_left(pieces, stop, key=_begin)]
 
 

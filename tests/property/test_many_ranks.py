@@ -1,0 +1,144 @@
+"""16 384 ranks on paper: what is decided grows as the number of ranks does, not with its square; and files are small.
+
+Work is counted in calls of Python functions, so that no machine is too busy for these tests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+
+from zerostall.core import checksum, partition, pieces, reshard, values
+from zerostall.core import layout as layouts
+from zerostall.core import manifest as manifests
+from zerostall.core.boxes import Box
+from zerostall.core.cuts import Cut
+from zerostall.core.layout import CHUNK, Layout, Shard
+from zerostall.core.manifest import Manifest, Record
+from zerostall.core.partition import Offer, Row, Stand
+from zerostall.core.roll import Roll, Save
+from zerostall.wire import nodes
+
+MANY = 16_384
+
+
+def calls(work: Callable[[], object]) -> int:
+    """How often functions are called, Python's own and built-in ones, until the work is done."""
+    count = 0
+
+    def see(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(see)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def growth(work: Callable[[int], Callable[[], object]], few: int, many: int) -> float:
+    """How much more is to do for many than for few, by how many more there are: 1 is linear, 0 does not grow."""
+    small, large = calls(work(few)), calls(work(many))
+    return (large - small) / small / (many / few - 1)
+
+
+def planned(world: int) -> Callable[[], object]:
+    """What one rank decides when ranks share a model: an eighth of them has the same shard."""
+    shards = world // 8
+    rows = tuple(Row(f"m.w{n:03}", "float32", (shards * 4, 1024), 0) for n in range(40))
+    offer = Offer(((Cut(0, shards),),), rows)
+    stands = [Stand(offer.digest, ((rank % shards,),)) for rank in range(world)]
+    return lambda: partition.decide(world // 3, stands, {offer.digest: offer})
+
+
+def called(world: int) -> Callable[[], object]:
+    """One save: every rank says that it has sealed it, and it is clean."""
+
+    def work() -> None:
+        roll = Roll(world)
+        clean = [roll.sealed(rank, Save(1, 1), 0.0).clean for rank in range(world)]
+        assert clean[-1] == (Save(1, 1),) and not any(clean[:-1])
+
+    return work
+
+
+def record(rank: int, world: int, nbytes: int) -> Record:
+    sums = [4_000_000_000 + number % 1000 for number in range(-(-nbytes // CHUNK))]
+    return Record(
+        run="a" * 32,
+        step=123_456,
+        rank=rank,
+        world=world,
+        layout=hashlib.sha256(str(rank).encode()).hexdigest(),
+        nbytes=nbytes,
+        chunk_bytes=CHUNK,
+        checksums=sums,
+        checksum=checksum.whole(sums, nbytes, CHUNK),
+        values=values.encode({"step": 123_456}),
+        created=1_764_000_000.123456,
+    )
+
+
+def manifest(world: int) -> Manifest:
+    one = record(0, world, 1 << 33)
+    facts = manifests.facts(one, manifests.encode_record(one))
+    ranks = tuple(msgspec.structs.replace(facts, rank=rank) for rank in range(world))
+    return Manifest(run="a" * 32, step=123_456, world=world, ranks=ranks, created=1_764_000_000.123456)
+
+
+def committed(world: int) -> Callable[[], object]:
+    known = manifest(world)
+    return lambda: manifests.decode_manifest(manifests.encode_manifest(known))
+
+
+def shard(name: str, whole: tuple[int, ...], start: tuple[int, ...], shape: tuple[int, ...]) -> Shard:
+    return Shard(name=name, dtype="float32", global_shape=whole, start=start, shape=shape)
+
+
+def dealt(world: int) -> Iterator[Layout]:
+    """A tensor cut over all ranks along its rows."""
+    for rank in range(world):
+        yield layouts.build([shard("m.w", (2 * world, 8), (2 * rank, 0), (2, 8))])
+
+
+def gathered(world: int) -> Callable[[], object]:
+    found = list(dealt(world))
+    return lambda: pieces.gather(found)
+
+
+def read(world: int) -> Callable[[], object]:
+    """What one rank of as many, and one of half as many, have to read."""
+    whole = pieces.gather(list(dealt(world))).wholes["m.w"]
+    at = world // 2
+    wanted = [Box((at, 0), (2, 8)), Box((at, 0), (4, 8)), Box((at + 1, 3), (3, 2))]
+    assert [len(reshard.reads(whole, box)) for box in wanted] == [1, 2, 2]
+    return lambda: [reshard.reads(whole, box) for box in wanted]
+
+
+@pytest.mark.parametrize("work", [planned, called, committed, gathered], ids=lambda work: work.__name__)
+def test_what_is_decided_grows_as_the_number_of_ranks(work: Callable[[int], Callable[[], object]]) -> None:
+    few = 512
+    assert growth(work, few, 8 * few) < 1.3
+
+
+def test_what_a_rank_reads_does_not_grow_with_the_number_of_ranks() -> None:
+    assert growth(read, 512, 4096) < 0.05  # a search among more of them
+
+
+def test_files_and_messages_of_16384_ranks_are_small() -> None:
+    """What docs/ranks.md says of sizes."""
+    one = manifests.encode_record(record(12_345, MANY, 1 << 33))  # an image of 8 GiB
+    assert len(one) < 6_500
+    assert len(manifests.encode_manifest(manifest(MANY))) < 3_600_000
+    facts = manifest(2).ranks[1]
+    assert len(msgspec.msgpack.encode(nodes.Sealed(Save(3, 123_456), facts, 1_764_000_000.1))) < 260
+    names = [f"model.layers.{n // 27}.w{n % 27:02}" for n in range(2_700)]
+    rows = [shard(name, (8192, 1024), (4, 0), (4, 1024)) for name in names]
+    assert len(layouts.encode(layouts.build(rows))) < 390_000
