@@ -30,6 +30,16 @@ HOPS = [
 ]
 
 
+@pytest.mark.long
+def test_eight_ranks_of_three_dimensions_go_on_as_three_one_and_four(start: Start, tmp_path: Path) -> None:
+    where, expected = tmp_path / "run", tmp_path / "expected"
+    expected.mkdir()
+    for step, (kind, size) in enumerate([("3d", 8), ("fsdp", 3), ("ddp", 1), ("2d", 4), ("3d", 8)]):
+        for said in start(size, "hop", where, kind, 1, expected).wait():
+            assert f"restored {step} " in said and f"saved {step + 1}" in said
+    assert all(verdict.clean for verdict in zerostall.verify(where))
+
+
 def test_every_way_of_dealing_out_is_restored_into_every_other(start: Start, tmp_path: Path) -> None:
     """A run that goes on on other numbers of ranks, dealt out in other ways, each time from what the last has saved."""
     where, expected = tmp_path / "run", tmp_path / "expected"

@@ -187,6 +187,25 @@ def test_any_layout_is_read_into_any_other(data):
     pieces.gather([layout for layout, _ in images]).insist()
 
 
+@settings(max_examples=40)
+@given(st.data())
+def test_eight_ranks_go_on_as_three_as_one_and_as_four(data):
+    """Each puts together what it stores next from what those before it have stored."""
+    arrays = [
+        np.arange(math.prod(shape)).reshape(shape) for shape in data.draw(st.lists(SHAPES, min_size=1, max_size=3))
+    ]
+    arrays = [(f"t{number}", array) for number, array in enumerate(arrays)]
+    images = []
+    for size in (8, 3, 1, 4):
+        cuts = [Cut(data.draw(st.integers(0, a.ndim - 1)), size) if a.ndim else None for _, a in arrays]
+        if images:
+            found = [(name, read_back(images, name, Box.whole(array.shape))) for name, array in arrays]
+            assert all((own == array).all() for (_, own), (_, array) in zip(found, arrays, strict=True))
+            arrays = found
+        images = store([size], [(name, array, (cut,)) for (name, array), cut in zip(arrays, cuts, strict=True)])
+        assert len(images) == size
+
+
 def test_replicated_state_is_divided_by_bytes():
     shapes = [(1000, 1000), (3,), (70_000,), (17, 5), (300, 41, 7), ()]
     rows = tuple(Row(f"w{number}", "float32", shape, 0) for number, shape in enumerate(shapes))

@@ -61,6 +61,10 @@ def dealt(kind: str) -> nn.Module:
         parallelize_module(net, mesh["tp"], {"inner": ColwiseParallel(), "outer": RowwiseParallel()})
         if kind == "2d":
             fully_shard(net, mesh=mesh["dp"])
+    elif kind == "3d":
+        mesh = init_device_mesh("cpu", (2, size // 4, 2), mesh_dim_names=("replicate", "shard", "tp"))
+        parallelize_module(net, mesh["tp"], {"inner": ColwiseParallel(), "outer": RowwiseParallel()})
+        fully_shard(net, mesh=mesh["replicate", "shard"])
     return net
 
 

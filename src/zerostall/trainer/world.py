@@ -4,12 +4,16 @@ Ranks agree through the store that `torch.distributed` keeps for them (each over
 exchange after another: no collective, so that nothing here gets in the way of one that training has under way, on
 whatever backend. Every rank posts; rank 0 decides and posts one answer for all. A rank that fails posts its error
 instead, and all raise it.
+
+A store may outlive the ranks that wrote to it: torchrun's goes on, by default, through all restarts of its workers,
+with all that was said before. So ranks first find those of their own attempt, by words that nobody has said before.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import sys
 import threading
 import time
@@ -74,6 +78,8 @@ class World:
         self.size = size
         self.patience = config.ranks_patience() if patience is None else patience
         self._store = store
+        self._session = ""
+        self._complete = False  # rank 0 has seen all others of this attempt
         self._exchange = 0
 
     @classmethod
@@ -161,10 +167,44 @@ class World:
         except (ZerostallError, RuntimeError) as second:
             log.debug("%s: this rank's failure is known to all: %s", what, second)
 
+    def _come(self, what: str) -> None:
+        """Have rank 0 of this attempt name its session.
+
+        Each says hello with a word of its own, and rank 0 answers under that word: neither can be of an attempt before.
+        """
+        word = secrets.token_hex(8)
+        self._store.set(f"hello/{self.rank}", word)
+        self._await([(0, f"welcome/{word}")], what)
+        self._session = self._store.get(f"welcome/{word}").decode()
+        self._store.set(f"{self._session}/here/{self.rank}", b"")
+
+    def _receive(self, what: str) -> None:
+        """Rank 0: have all others of this attempt come. A hello of one before gets an answer that nobody reads."""
+        answered: dict[int, str] = {}
+
+        def answer() -> None:
+            for rank in range(1, self.size):
+                if self._store.check([f"hello/{rank}"]):
+                    word = self._store.get(f"hello/{rank}").decode()
+                    if answered.get(rank) != word:
+                        answered[rank] = word
+                        self._store.set(f"welcome/{word}", self._session)
+
+        here = {rank: f"{self._session}/here/{rank}" for rank in range(1, self.size)}
+        self._await(list(here.items()), what, answer)
+        self._complete = True
+        for rank, key in here.items():
+            for done in (key, f"hello/{rank}", f"welcome/{answered.get(rank, '')}"):
+                self._store.delete_key(done)
+
     def _run(self, post: _Post, decision: Callable[[Sequence[bytes]], bytes]) -> bytes:
-        self._exchange += 1
-        prefix = f"{self._exchange}/"
         try:
+            if not self._session and self.rank == 0:
+                self._session = secrets.token_hex(8)
+            elif not self._session:
+                self._come(post.what)
+            self._exchange += 1
+            prefix = f"{self._session}/{self._exchange}/"
             self._store.set(f"{prefix}{self.rank}", msgspec.msgpack.encode(post))
             if self.rank == 0:
                 with self.pulse():
@@ -189,6 +229,8 @@ class World:
     def _answer(self, prefix: str, what: str, decision: Callable[[Sequence[bytes]], bytes]) -> _Post:
         """What rank 0 answers all; a failure, too, is an answer."""
         try:
+            if not self._complete:
+                self._receive(what)
             keys = [(rank, f"{prefix}{rank}") for rank in range(self.size)]
             self._await(keys, what)
             posts = [msgspec.msgpack.decode(data, type=_Post) for data in self._store.multi_get([k for _, k in keys])]
@@ -206,8 +248,11 @@ class World:
         except ZerostallError as error:
             return _Post(what, failure=_Failure.of(error))
 
-    def _await(self, keys: Sequence[tuple[int, str]], what: str) -> None:
+    def _await(self, keys: Sequence[tuple[int, str]], what: str, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Wait for each rank's key for as long as it comes or its rank shows signs of life.
+
+        Args:
+            meanwhile: called again and again.
 
         Raises:
             WaitTimeoutError: neither for `patience` seconds; names the ranks.
@@ -218,6 +263,7 @@ class World:
         awaited = Awaited(began, self.patience)
         for position, (_, key) in enumerate(keys):
             while not self._store.check([key]):
+                meanwhile()
                 time.sleep(pause)
                 pause = min(2 * pause, longest)
                 now = time.monotonic()
@@ -244,7 +290,7 @@ class World:
         if exchange < 1:
             return
         for key in [*range(self.size), "answer"]:
-            self._store.delete_key(f"{exchange}/{key}")
+            self._store.delete_key(f"{self._session}/{exchange}/{key}")
 
     @contextlib.contextmanager
     def pulse(self) -> Iterator[None]:
