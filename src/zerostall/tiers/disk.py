@@ -8,7 +8,6 @@ at any point leaves a step whole or not there at all.
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +18,6 @@ from zerostall.core import steps as names
 from zerostall.core.candidates import Past
 from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, StepExistsError
 from zerostall.telemetry import log, say_once
-from zerostall.tiers.contract import Image, Stored
 from zerostall.tiers.files import (
     discard,
     fsync_folder,
@@ -36,12 +34,14 @@ from zerostall.tiers.files import (
 from zerostall.tiers.image_bytes import FileBytes
 from zerostall.tiers.layout_files import LayoutFiles
 from zerostall.tiers.modes import OWN, Modes
+from zerostall.tiers.step_files import StepFiles, committed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import Manifest, Record, RunFacts
+    from zerostall.tiers.contract import Image, Stored
 
 
 class DiskTier:
@@ -59,6 +59,7 @@ class DiskTier:
         self._direct = direct
         self._modes = OWN
         self._layouts = LayoutFiles(where)
+        self._files = StepFiles(where, self._layouts.get)
         self._staging: dict[int, Path] = {}
         self._drafts: set[int] = set()
         self._left: set[Path] = set()
@@ -122,37 +123,22 @@ class DiskTier:
         staged = self._staging.pop(step, None)
         if staged is not None:
             self._remove(staged)
-        elif step in self._drafts and not _committed(final):
+        elif step in self._drafts and not committed(final):
             self._remove(final)
         self._drafts.discard(step)
 
     def steps(self) -> list[int]:
-        return sorted(step for step, folder in self._step_folders() if _committed(folder))
+        return self._files.steps()
 
     def manifest(self, step: int) -> Manifest:
-        data = self._read(step, names.MANIFEST)
-        manifest = manifests.decode_manifest(data, source=str(self._folder(step) / names.MANIFEST))
-        if manifest.step != step:
-            raise CorruptError(f"{self._folder(step)} holds the manifest of step {manifest.step}")
-        return manifest
+        return self._files.manifest(step)
 
     def open(self, step: int, rank: int) -> Stored:
-        manifest = self.manifest(step)
-        if not 0 <= rank < manifest.world:
-            raise SnapshotNotFoundError(f"step {step} in {self.where} has no rank {rank} (world {manifest.world})")
-        path = self._folder(step) / names.record_file(rank)
-        data = self._read(step, path.name, of_committed=True)
-        record = manifests.decode_record(data, source=str(path))
-        if problem := manifests.record_difference(manifest, record, data):
-            raise CorruptError(f"{path}: {problem}")
-        layout = self.layout(record.layout)
-        if layout.nbytes != record.nbytes:
-            raise CorruptError(f"{path}: {record.nbytes} bytes, but its layout has {layout.nbytes}")
-        return Stored(layout, record)
+        return self._files.open(step, rank)
 
     def get(self, step: int, rank: int, address: int, *, chunks: Sequence[int] | None = None) -> Stored:
         stored = self.open(step, rank)
-        path = self._folder(step) / names.image_file(rank)
+        path = self._files.image(step, rank)
         try:
             with opened(path) as fd:
                 read = native.FileRead(
@@ -182,6 +168,7 @@ class DiskTier:
         self._metrics.pop(step, None)
         if discard(folder / names.MANIFEST):
             self._remove(folder)
+            self._remove_kept(step)
 
     # -------------------------------------------------------------------------------------- beyond the contract
 
@@ -204,7 +191,7 @@ class DiskTier:
 
     def missing_draft(self, manifest: Manifest) -> str:
         """As `missing`, of a step that is not committed yet."""
-        return _missing(self._draft_folder(manifest.step), manifest)
+        return self._files.missing(manifest, self._draft_folder(manifest.step))
 
     def put_record(self, record: Record) -> None:
         """Write a record once more, of an image that was put and is not committed yet."""
@@ -214,10 +201,10 @@ class DiskTier:
             fsync_folder(folder)
 
     def bytes_of(self, step: int, rank: int, stored: Stored) -> FileBytes:
-        return FileBytes(self._folder(step) / names.image_file(rank), stored.record.nbytes)
+        return FileBytes(self._files.image(step, rank), stored.record.nbytes)
 
     def missing(self, manifest: Manifest) -> str:
-        return _missing(self._folder(manifest.step), manifest)
+        return self._files.missing(manifest)
 
     def run_facts(self) -> RunFacts | None:
         path = self.where / names.RUN
@@ -294,19 +281,19 @@ class DiskTier:
 
     def rewound(self) -> list[int]:
         """Steps that were set aside."""
-        found = (names.parse_rewound(entry.name) for entry in self._entries())
-        return sorted(step for step in found if step is not None)
+        return self._files.rewound()
 
     def forget_rewound(self, step: int) -> None:
         self._remove(self.where / names.rewound_folder(step))
+        self._remove_kept(step)
 
     def clear_leftovers(self) -> list[str]:
         """Remove what dead writers left: staging folders and steps without a manifest. Only for the lock's holder."""
         self._bring_back_swapped()
         cleared = []
-        for entry in self._entries():
+        for entry in self._files.entries():
             folder = Path(entry.path)
-            unfinished = names.parse_step(entry.name) is not None and not _committed(folder)
+            unfinished = names.parse_step(entry.name) is not None and not committed(folder)
             if unfinished or names.parse_staging(entry.name) is not None:
                 self._remove(folder)
                 cleared.append(entry.name)
@@ -327,7 +314,13 @@ class DiskTier:
     # ------------------------------------------------------------------------------------------------ internals
 
     def _folder(self, step: int) -> Path:
-        return self.where / names.step_folder(step)
+        return self._files.folder(step)
+
+    def _remove_kept(self, step: int) -> None:
+        """The images of a step of a copied bucket, once no step of that number has them."""
+        folder = self._files.kept(step)
+        if folder.exists() and not self._files.needs_kept(step):
+            self._remove(folder)
 
     def _remove(self, folder: Path) -> bool:
         """Remove a folder now, or as soon as it can be; False when it is left for then."""
@@ -343,7 +336,7 @@ class DiskTier:
         """Where the images of a step are written: its own folder, or beside it while a committed one is there."""
         final = self._folder(step)
         folder = self._staging.get(step)
-        if folder is None and _committed(final):
+        if folder is None and committed(final):
             folder = self._staging[step] = self._aside_of(step)
         elif folder is None and step not in self._drafts:
             self._remove(final)
@@ -358,11 +351,12 @@ class DiskTier:
         folder.rename(final)
         fsync_folder(self.where)
         self._remove(old)
+        self._remove_kept(names.parse_step(final.name) or 0)
 
     def _bring_back_swapped(self) -> None:
         """A writer that died between the two renames of `_swap` left a step's old and new folder, both staged."""
         staged: dict[int, list[tuple[float, Path]]] = {}
-        for entry in self._entries():
+        for entry in self._files.entries():
             parsed = names.parse_staging(entry.name)
             if parsed is None or self._folder(parsed[0]).exists():
                 continue
@@ -392,49 +386,3 @@ class DiskTier:
         write.wait(None)
         if self._direct and write.fell_back:
             say_once(f"direct:{self.where}", "%s: plain writes instead of O_DIRECT: %s", self.where, write.fell_back)
-
-    def _read(self, step: int, name: str, *, of_committed: bool = False) -> bytes:
-        path = self._folder(step) / name
-        try:
-            return read_file(path)
-        except FileNotFoundError:
-            if of_committed:
-                raise CorruptError(f"{path} is missing") from None
-            raise SnapshotNotFoundError(f"no step {step} in {self.where}") from None
-
-    def _entries(self) -> list[os.DirEntry[str]]:
-        try:
-            with os.scandir(self.where) as entries:
-                return [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
-        except FileNotFoundError:
-            return []
-
-    def _step_folders(self) -> list[tuple[int, Path]]:
-        found = ((names.parse_step(entry.name), Path(entry.path)) for entry in self._entries())
-        return [(step, path) for step, path in found if step is not None]
-
-
-def _missing(folder: Path, manifest: Manifest) -> str:
-    for rank in manifest.ranks:
-        path = folder / names.image_file(rank.rank)
-        try:
-            size = path.lstat().st_size
-            path.with_name(names.record_file(rank.rank)).lstat()
-        except OSError as error:
-            return f"{error.filename or path}: {error.strerror}"
-        if size != rank.nbytes:
-            return f"{path} has {size} bytes, the manifest says {rank.nbytes}"
-    return ""
-
-
-def _committed(folder: Path) -> bool:
-    """Is a manifest there? One that cannot be looked at counts: it is for its reader to say what is wrong with it."""
-    try:
-        if folder.is_symlink():
-            return False
-        (folder / names.MANIFEST).lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True
-    return True

@@ -20,7 +20,7 @@ from zerostall.core import steps as names
 from zerostall.core.candidates import Past
 from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, StepExistsError, StorageError
 from zerostall.telemetry import log, say_once
-from zerostall.tiers import kept
+from zerostall.tiers import kept, readings
 from zerostall.tiers.contract import Image, ImageBytes, Stored
 from zerostall.tiers.image_bytes import MemoryBytes, ObjectBytes
 from zerostall.tiers.s3 import S3, why_not
@@ -124,24 +124,13 @@ class RemoteTier:
             data = self.store.read(name).data
         except FileNotFoundError:
             raise SnapshotNotFoundError(f"no step {step} in {self.where}") from None
-        manifest = manifests.decode_manifest(data, source=self.store.address(name))
-        if manifest.step != step:
-            raise CorruptError(f"{self.store.address(name)} is the manifest of step {manifest.step}")
-        return manifest
+        return readings.manifest_of(step, data, self.store.address(name))
 
     def open(self, step: int, rank: int) -> Stored:
         manifest = self.manifest(step)
-        if not 0 <= rank < manifest.world:
-            raise SnapshotNotFoundError(f"step {step} in {self.where} has no rank {rank} (world {manifest.world})")
+        readings.facts_of(manifest, rank, self.where)
         name, found = self._read_record(manifest, rank)
-        source = self.store.address(name)
-        record = manifests.decode_record(found.data, source=source)
-        if problem := manifests.record_difference(manifest, record, found.data):
-            raise CorruptError(f"{source}: {problem}")
-        layout = self.layout(record.layout)
-        if layout.nbytes != record.nbytes:
-            raise CorruptError(f"{source}: {record.nbytes} bytes, but its layout has {layout.nbytes}")
-        return Stored(layout, record)
+        return readings.stored_of(manifest, found.data, self.store.address(name), self.layout)
 
     def get(self, step: int, rank: int, address: int, *, chunks: Sequence[int] | None = None) -> Stored:
         stored = self.open(step, rank)

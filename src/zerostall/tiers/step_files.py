@@ -1,0 +1,122 @@
+"""The files of a run's steps in a folder: where they lie, and what they say, checked.
+
+Images and records lie beside the manifest, or below `images/` where the folder is the copy of a bucket
+(docs/format.md, 7.6).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zerostall.core import steps as names
+from zerostall.errors import CorruptError, SnapshotNotFoundError
+from zerostall.tiers import kept, readings
+from zerostall.tiers.files import read_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zerostall.core.layout import Layout
+    from zerostall.core.manifest import Manifest, RankFacts
+    from zerostall.tiers.contract import Stored
+
+
+class StepFiles:
+    """Reads; any process and thread may."""
+
+    def __init__(self, where: Path, layout: Callable[[str], Layout]) -> None:
+        self.where = where
+        self._layout = layout
+
+    def folder(self, step: int) -> Path:
+        return self.where / names.step_folder(step)
+
+    def kept(self, step: int) -> Path:
+        """Where a bucket has the images of a step."""
+        return self.where / kept.folder(step)
+
+    def steps(self) -> list[int]:
+        """The committed steps, rising."""
+        found = ((names.parse_step(entry.name), Path(entry.path)) for entry in self.entries())
+        return sorted(step for step, path in found if step is not None and committed(path))
+
+    def rewound(self) -> list[int]:
+        """Steps that were set aside."""
+        found = (names.parse_rewound(entry.name) for entry in self.entries())
+        return sorted(step for step in found if step is not None)
+
+    def entries(self) -> list[os.DirEntry[str]]:
+        """The folders in the run's folder."""
+        try:
+            with os.scandir(self.where) as entries:
+                return [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except FileNotFoundError:
+            return []
+
+    def manifest(self, step: int) -> Manifest:
+        path = self.folder(step) / names.MANIFEST
+        try:
+            data = read_file(path)
+        except FileNotFoundError:
+            raise SnapshotNotFoundError(f"no step {step} in {self.where}") from None
+        return readings.manifest_of(step, data, str(path))
+
+    def open(self, step: int, rank: int) -> Stored:
+        """Layout and record of one rank's image, checked against the manifest."""
+        manifest = self.manifest(step)
+        facts = readings.facts_of(manifest, rank, self.where)
+        path = self.folder(step) / names.record_file(rank)
+        for place in (path, self.kept(step) / names.kept_record(rank, facts.record)):
+            try:
+                data = read_file(place)
+            except FileNotFoundError:
+                continue
+            return readings.stored_of(manifest, data, str(place), self._layout)
+        raise CorruptError(f"{path} is missing")
+
+    def image(self, step: int, rank: int) -> Path:
+        """The file of a rank's image of a committed step, which need not be there."""
+        beside = self.folder(step) / names.image_file(rank)
+        if os.path.lexists(beside):
+            return beside
+        elsewhere = self.kept(step) / names.kept_image(rank, self.manifest(step).ranks[rank].record)
+        return elsewhere if os.path.lexists(elsewhere) else beside
+
+    def missing(self, manifest: Manifest, draft: Path | None = None) -> str:
+        """In words, which image or record is not there in full; empty where all are. `draft`: where it is written."""
+        for rank in manifest.ranks:
+            if problem := self._lacks(draft or self.folder(manifest.step), manifest.step, rank):
+                return problem
+        return ""
+
+    def _lacks(self, folder: Path, step: int, rank: RankFacts) -> str:
+        path, record = folder / names.image_file(rank.rank), folder / names.record_file(rank.rank)
+        if not os.path.lexists(path) and os.path.lexists(self.kept(step)):
+            path = self.kept(step) / names.kept_image(rank.rank, rank.record)
+            record = path.with_name(names.kept_record(rank.rank, rank.record))
+        try:
+            size = path.lstat().st_size
+            record.lstat()
+        except OSError as error:
+            return f"{error.filename or path}: {error.strerror}"
+        return "" if size == rank.nbytes else f"{path} has {size} bytes, the manifest says {rank.nbytes}"
+
+    def needs_kept(self, step: int) -> bool:
+        """Whether a step of that number, committed or set aside, has its images below `images/`."""
+        folders = (self.folder(step), self.where / names.rewound_folder(step))
+        return any(committed(folder) and not any(folder.glob("rank-*.safetensors")) for folder in folders)
+
+
+def committed(folder: Path) -> bool:
+    """Is a manifest there? One that cannot be looked at counts: it is for its reader to say what is wrong with it."""
+    try:
+        if folder.is_symlink():
+            return False
+        (folder / names.MANIFEST).lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
