@@ -15,6 +15,12 @@ from hand import close_all
 from ranks.world import Ranks, Start
 
 
+@pytest.fixture
+def where(tmp_path: Path) -> Path:
+    """The folder of a run, which is not there yet."""
+    return tmp_path / "run"
+
+
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
     nursery = Nursery("rank", os.environ)

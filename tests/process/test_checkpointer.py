@@ -1,4 +1,4 @@
-"""Saving and restoring with a real agent: steps, order, busyness, tears, rewinds, errors."""
+"""Saving and restoring with a real agent: the loop, one instant, the nearest tier, lost agents, the end."""
 
 from __future__ import annotations
 
@@ -11,75 +11,24 @@ import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from torch import nn
 
 import zerostall
-import zerostall.trainer.sealer
-from hand import wait_until
+from training import SCRIPT, agent_report, saved, tensors, train_step, training
 from zerostall import telemetry
 from zerostall.core import manifest
 from zerostall.errors import (
-    MismatchError,
-    NonFiniteError,
-    ReplacedError,
     RunBusyError,
-    RunMismatchError,
     SnapshotNotFoundError,
     StateError,
-    StepExistsError,
     StorageError,
-    TornError,
-    WaitTimeoutError,
 )
-from zerostall.trainer.tears import Tears
-from zerostall.wire import messages as m
-from zerostall.wire import rendezvous
 
 pytestmark = pytest.mark.usefixtures("own_agent")
 
 BIG = 3_000_000  # floats: more than one chunk is in flight, and the copy takes a while
-
-
-@pytest.fixture
-def where(tmp_path: Path) -> Path:
-    return tmp_path / "run"
-
-
-def tensors(step: int, size: int = 5000) -> dict[str, torch.Tensor]:
-    return {"w": torch.full((size,), float(step)), "n": torch.tensor(step)}
-
-
-def training(size: int = 512) -> tuple[nn.Module, torch.optim.Optimizer]:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.Linear(size, size))
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
-
-
-def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    torch.manual_seed(step)
-    width = model[0].in_features
-    x = torch.randn(8, width)
-    model(x).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def agent_report(folder: Path) -> m.Report:
-    channel = rendezvous.connect(folder)
-    assert channel is not None
-    channel.socket.settimeout(30)
-    channel.send(m.Status(id=1))
-    ((report, _),) = channel.receive()
-    channel.close()
-    assert isinstance(report, m.Report)
-    return report
-
-
-def saved(where: Path) -> list[int]:
-    return [snapshot.step for snapshot in zerostall.snapshots(where)]
 
 
 # ---------------------------------------------------------------------------------------------------- the loop
@@ -241,90 +190,6 @@ def test_a_state_that_grows_and_shrinks_is_followed(where: Path) -> None:
         assert {name: tuple(t.shape) for name, t in loaded.items()} == {n: tuple(t.shape) for n, t in shape.items()}
 
 
-# ------------------------------------------------------------------------------------------------------- tears
-
-
-def change(tensor: torch.Tensor) -> None:
-    with torch.no_grad():
-        tensor.add_(1)
-
-
-def test_a_tensor_changed_behind_the_guard_makes_the_snapshot_dirty_by_name(where: Path) -> None:
-    model = nn.Linear(2000, 2000, bias=False)
-    with zerostall.Checkpointer(where, guard="manual", model=model) as ckpt:
-        ckpt.restore()
-        ckpt.save(1).wait()
-        saving = ckpt.save(2)
-        change(model.weight)  # no guard
-        with pytest.raises(TornError, match=r"model\.weight"):
-            saving.wait()
-        assert (ckpt.stats.dirty, saving.tiers) == (1, frozenset())
-        with ckpt.guard():
-            change(model.weight)
-        saving = ckpt.save(2, when_busy="wait")
-        with ckpt.guard():
-            change(model.weight)
-        saving.wait()
-        change(model.weight)  # it has been waited for
-        ckpt.save(3, when_busy="wait").wait()
-    assert saved(where) == [1, 2, 3]
-
-
-def test_a_change_that_the_seal_could_not_see_revokes_the_snapshot(
-    where: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The copy is over and sealed in an instant; the change comes after, but before any guard or second look."""
-    monkeypatch.setattr(Tears, "look_again", lambda tears: False)
-    model = nn.Linear(50, 50, bias=False)
-    with zerostall.Checkpointer(where, guard="manual", model=model) as ckpt:
-        ckpt.restore()
-        ckpt.save(1).wait()
-        saving = ckpt.save(2)
-        deadline = time.monotonic() + 60
-        while "disk" not in saving.tiers and time.monotonic() < deadline:
-            time.sleep(0.01)
-        change(model.weight)
-        with ckpt.guard():
-            pass
-        with pytest.raises(TornError, match=r"model\.weight"):
-            saving.wait("host")
-        ckpt.save(3, when_busy="wait").wait()
-    assert saved(where) == [1, 3]
-
-
-@pytest.mark.parametrize("seen", [False, True])
-def test_a_second_look_is_the_last(where: Path, monkeypatch: pytest.MonkeyPatch, seen: bool) -> None:
-    """It comes by itself, once nothing can be under way. What changes then is no tear, on disk or not."""
-    model = nn.Linear(50, 50, bias=False)
-    may_look, looked = threading.Event(), threading.Event()
-
-    def look_again(tears: Tears, original=Tears.look_again) -> bool:
-        if may_look.is_set() and original(tears):
-            looked.set()
-        return looked.is_set()
-
-    monkeypatch.setattr(Tears, "look_again", look_again)
-    monkeypatch.setattr(zerostall.trainer.sealer, "GRACE", 0.01)
-    with zerostall.Checkpointer(where, guard="manual", model=model) as ckpt:
-        ckpt.restore()
-        saving = ckpt.save(1)
-        wait_until(lambda: "host" in saving.tiers, 60)
-        if seen:
-            change(model.weight)
-        may_look.set()
-        assert looked.wait(60)
-        change(model.weight)
-        with ckpt.guard():
-            pass
-        if seen:
-            with pytest.raises(TornError, match=r"model\.weight"):
-                saving.wait("host")
-        else:
-            saving.wait("disk")
-        assert ckpt.stats.dirty == seen
-    wait_until(lambda: saved(where) == ([] if seen else [1]), 60)
-
-
 def test_adapters_over_a_frozen_base(where: Path) -> None:
     def model() -> nn.Module:
         torch.manual_seed(1)
@@ -353,290 +218,6 @@ def test_adapters_over_a_frozen_base(where: Path) -> None:
         assert ckpt.restore(meta_to="cpu") == 1
     assert torch.equal(empty.lora.weight, trained.lora.weight)
     assert empty[0].weight.is_meta  # nobody had anything to fill it with
-
-
-def test_a_state_that_diverged_pushes_no_good_step_out(where: Path) -> None:
-    state = {"w": torch.ones(5000), "mask": torch.full((3,), float("-inf"))}
-    with zerostall.Checkpointer(
-        where, keep=1, when_busy="wait", require_finite=["*", "!state.mask"], state=state
-    ) as ckpt:
-        ckpt.restore()
-        ckpt.save(1).wait()
-        state["w"][4000] = float("nan")
-        bad = ckpt.save(2)
-        for tier in ("host", "disk"):
-            with pytest.raises(NonFiniteError, match=r"step 2: NaN or infinity in state\.w"):
-                bad.wait(tier)
-        assert saved(where) == [1]
-        state["w"].zero_()
-        assert ckpt.restore() == 1
-        assert (state["w"] == 1).all()
-        ckpt.save(2).wait()  # the number is free again
-        state["w"][0] = float("inf")
-        ckpt.save(3)
-        with pytest.raises(NonFiniteError, match="step 3"):
-            ckpt.close()  # nobody had been told
-    assert saved(where) == [2]
-
-
-def test_an_unreported_tear_is_raised_by_close(where: Path) -> None:
-    model = nn.Linear(2000, 2000, bias=False)
-    ckpt = zerostall.Checkpointer(where, guard="manual", model=model)
-    ckpt.restore()
-    ckpt.save(1)
-    change(model.weight)
-    with pytest.raises(TornError):
-        ckpt.close()
-    ckpt.close()
-
-
-# ------------------------------------------------------------------------------------------------ busyness (C4, C12)
-
-
-def test_wait_brings_every_step_to_disk(where: Path) -> None:
-    state = tensors(0)
-    with zerostall.Checkpointer(where, keep=100, when_busy="wait", state=state) as ckpt:
-        ckpt.restore()
-        for step in range(1, 16):
-            state["w"].fill_(step)
-            ckpt.save(step)
-        assert ckpt.stats.skipped == 0
-    assert saved(where) == list(range(1, 16))
-    for step in (1, 7, 15):
-        assert (zerostall.load(where, step)["state"]["w"] == step).all()
-
-
-def test_skip_counts_and_says_so_and_the_newest_gets_to_disk(where: Path) -> None:
-    state = {"w": torch.zeros(BIG)}
-    with zerostall.Checkpointer(where, state=state) as ckpt:
-        ckpt.restore()
-        savings = [ckpt.save(step) for step in range(1, 30)]
-        skipped = [s for s in savings if s.skipped]
-        assert ckpt.stats.skipped == len(skipped) > 0
-        with pytest.raises(ReplacedError, match="skipped"):
-            skipped[0].wait()
-        newest = max(s.step for s in savings if not s.skipped)
-    assert saved(where)[-1] == newest
-
-
-def test_a_last_save_that_was_skipped_is_said(where: Path, caplog: pytest.LogCaptureFixture) -> None:
-    ckpt = zerostall.Checkpointer(where, state={"w": torch.zeros(BIG)})
-    ckpt.restore()
-    step = 0
-    while not ckpt.save(step).skipped:
-        step += 1
-    ckpt.close()
-    assert f"the last save, of step {step}, was skipped" in caplog.text
-
-
-def test_a_waited_for_step_is_not_replaced_by_newer_ones(where: Path) -> None:
-    state = {"w": torch.zeros(BIG)}
-    with zerostall.Checkpointer(where, keep=100, state=state) as ckpt:
-        ckpt.restore()
-        for step in range(1, 6):
-            state["w"].fill_(step)
-            ckpt.save(step, when_busy="wait").wait("disk")
-            assert saved(where)[-1] == step
-
-
-def test_the_disk_rests_between_writes_unless_somebody_waits(where: Path) -> None:
-    state = tensors(0)
-    with zerostall.Checkpointer(where, keep=100, disk_interval=1000, state=state) as ckpt:
-        ckpt.restore()
-        ckpt.save(1).wait("disk")
-        for step in (2, 3, 4):
-            state["w"].fill_(step)
-            ckpt.save(step, when_busy="wait").wait("host")
-        ckpt.save(5, when_busy="wait").wait("disk")
-        ckpt.save(6, when_busy="wait", pin=True)
-        ckpt.save(7, when_busy="wait").wait("host")
-        deadline = time.monotonic() + 60
-        while saved(where)[-1] != 6 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        ckpt.save(8, when_busy="wait").wait("host")
-        assert saved(where) == [1, 5, 6]
-    assert saved(where) == [1, 5, 6, 8]
-
-
-def test_what_was_resting_goes_to_disk_when_the_trainer_dies(where: Path) -> None:
-    script = SCRIPT.replace(
-        "ckpt.save(9)", "ckpt.save(8).wait(); ckpt.save(9, when_busy='wait').wait('host'); os._exit(0)"
-    )
-    script = script.replace("state=state", "state=state, disk_interval=1000")
-    subprocess.run([sys.executable, "-c", script, str(where)], capture_output=True, timeout=100)
-    deadline = time.monotonic() + 60
-    while saved(where)[-1] != 9 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert saved(where) == [8, 9]
-
-
-def test_a_wait_has_a_deadline(where: Path, own_agent: Path) -> None:
-    with zerostall.Checkpointer(where, state=tensors(0)) as ckpt:
-        ckpt.restore()
-        ckpt.save(1).wait()
-        pid = agent_report(own_agent).pid
-        os.kill(pid, signal.SIGSTOP)  # so that nothing gets to disk meanwhile, however long this thread sleeps
-        try:
-            saving = ckpt.save(2)
-            for timeout in (0.0, 0.1):
-                with pytest.raises(WaitTimeoutError):
-                    saving.wait(timeout=timeout)
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        saving.wait(timeout=60)
-
-
-def test_memory_does_not_grow_with_the_number_of_saves(where: Path) -> None:
-    """What was staged for a save and kept by something until the next one adds up to the node's memory."""
-    state = {"w": torch.zeros(8 << 20), "log": []}
-    myself = psutil.Process()
-
-    def own() -> int:
-        return myself.memory_info().rss - myself.memory_info().shared  # the segment is the agent's
-
-    with zerostall.Checkpointer(where, keep=1, when_busy="wait", state=state) as ckpt:
-        ckpt.restore()
-        held = []
-        for step in range(30):
-            state["w"].fill_(step)
-            ckpt.save(step).wait("host")
-            held.append(own())
-        ckpt.restore()
-        held.append(own())
-    assert max(held[4:]) - held[3] < state["w"].nbytes / 2
-
-
-# ------------------------------------------------------------------------------------------------ steps (B)
-
-
-def test_steps_are_numbers_and_only_numbers(where: Path) -> None:
-    with zerostall.Checkpointer(where, state=tensors(0)) as ckpt:
-        ckpt.restore()
-        for wrong in (-1, True, 1.5, "7", None):
-            with pytest.raises((ValueError, TypeError)):
-                ckpt.save(wrong)
-        ckpt.save(torch.tensor(3)).wait()
-    assert saved(where) == [3]
-
-
-def test_step_zero_is_a_step(where: Path) -> None:
-    state = tensors(0)
-    with zerostall.Checkpointer(where, state=state) as ckpt:
-        assert ckpt.restore() == 0
-        state["w"].fill_(5)
-        ckpt.save(0).wait()
-        state["w"].fill_(6)
-        assert ckpt.restore(0) == 0
-        assert (state["w"] == 5).all()
-
-
-def test_the_same_step_again(where: Path) -> None:
-    state = tensors(1)
-    with zerostall.Checkpointer(where, state=state) as ckpt:
-        ckpt.restore()
-        ckpt.save(100).wait()
-        with pytest.raises(StepExistsError, match="100"):
-            ckpt.save(100)
-        assert ckpt.save(100, if_exists="skip").skipped
-        state["w"].fill_(2)
-        ckpt.save(100, if_exists="replace").wait()
-        with pytest.raises(StepExistsError, match="behind"):
-            ckpt.save(99)
-    assert (zerostall.load(where, 100)["state"]["w"] == 2).all()
-    assert saved(where) == [100]
-
-
-def test_keep_counts_by_number_not_by_name_or_time(where: Path) -> None:
-    with zerostall.Checkpointer(where, keep=3, when_busy="wait", state=tensors(0)) as ckpt:
-        ckpt.restore()
-        for step in (8, 9, 10, 99, 100, 9900, 10000):
-            ckpt.save(step)
-    assert saved(where) == [100, 9900, 10000]
-    for folder in where.glob("step-*"):
-        os.utime(folder, (1, 1))
-    with zerostall.Checkpointer(where, keep=3, when_busy="wait", state=tensors(0)) as ckpt:
-        ckpt.restore()
-        ckpt.save(10001)
-    assert saved(where) == [9900, 10000, 10001]
-
-
-def test_pinned_every_and_best_steps_stay(where: Path) -> None:
-    keep = zerostall.Keep(last=1, every=5, best=1)
-    with zerostall.Checkpointer(where, keep=keep, when_busy="wait", state=tensors(0)) as ckpt:
-        ckpt.restore()
-        for step, loss in ((1, 9.0), (2, 1.0), (3, 8.0), (4, 7.0), (5, 6.0), (6, 5.0), (7, 4.0)):
-            ckpt.save(step, metric=loss, pin=step == 3)
-    assert saved(where) == [2, 3, 5, 7]
-
-
-@pytest.mark.parametrize("keep", [0, -1])
-def test_keeping_nothing_is_refused(where: Path, keep: int) -> None:
-    with pytest.raises(ValueError, match="keep"):
-        zerostall.Checkpointer(where, keep=keep, state=tensors(0))
-
-
-def test_going_back_sets_the_future_aside(where: Path) -> None:
-    state = tensors(0)
-    with zerostall.Checkpointer(where, keep=2, when_busy="wait", state=state) as ckpt:
-        ckpt.restore()
-        for step in (400, 5000):
-            state["w"].fill_(step)
-            ckpt.save(step)
-    with zerostall.Checkpointer(where, keep=2, when_busy="wait", state=state) as ckpt:
-        assert ckpt.restore(400) == 400
-        state["w"].fill_(500)
-        ckpt.save(500)
-    assert saved(where) == [400, 500]
-    with zerostall.Checkpointer(where, keep=2, state=state) as ckpt:
-        assert ckpt.restore() == 500
-
-
-def test_a_folder_with_snapshots_is_not_overwritten_unread(where: Path) -> None:
-    with zerostall.Checkpointer(where, state=tensors(0)) as ckpt:
-        ckpt.restore()
-        ckpt.save(50).wait()
-    with zerostall.Checkpointer(where, state=tensors(0)) as ckpt:
-        with pytest.raises(StepExistsError, match="restore"):
-            ckpt.save(60)
-    assert saved(where) == [50]
-
-
-def test_another_run_is_an_error_that_names_both(where: Path) -> None:
-    with zerostall.Checkpointer(where, run="A", state=tensors(0)) as ckpt:
-        ckpt.restore()
-        ckpt.save(50).wait()
-    with pytest.raises(RunMismatchError, match=r"'A'.*'B'"):
-        zerostall.Checkpointer(where, run="B", state=tensors(0))
-
-
-def test_another_model_is_an_error_and_nothing_is_written(where: Path) -> None:
-    with zerostall.Checkpointer(where, model=nn.Linear(4, 4)) as ckpt:
-        ckpt.restore()
-        ckpt.save(1).wait()
-    other = nn.Linear(4, 5)
-    before = other.weight.clone()
-    with zerostall.Checkpointer(where, model=other) as ckpt:
-        with pytest.raises(MismatchError, match=r"model\.weight"):
-            ckpt.restore()
-    assert torch.equal(other.weight, before)
-
-
-@pytest.mark.parametrize("name", ["a b", "w=[1]", "*glob?", "übung-模型", "x'y", "-dash", "%20", "#1", "a" * 200])
-def test_any_folder_name_works(tmp_path: Path, name: str) -> None:
-    odd = {
-        "val/loss=0.1": torch.ones(2),
-        "..": torch.ones(3),
-        "a/b": torch.ones(1),
-        "é\n": torch.ones(4),
-        "": torch.ones(5),
-    }
-    with zerostall.Checkpointer(tmp_path / name, when_busy="wait", keep=2, state=odd) as ckpt:
-        ckpt.restore()
-        for step in (1, 2, 3):
-            ckpt.save(step)
-        assert ckpt.restore() == 3
-    assert saved(tmp_path / name) == [2, 3]
-    assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
 # ---------------------------------------------------------------------------------------------------- restoring
@@ -744,14 +325,6 @@ def test_an_unwritable_disk_is_reported_and_costs_neither_training_nor_the_last_
 
 
 # -------------------------------------------------------------------------------------------------- the end (C11)
-
-SCRIPT = """
-import os, sys, threading, torch, zerostall
-state = {"w": torch.full((2_000_000,), 9.0)}
-ckpt = zerostall.Checkpointer(sys.argv[1], state=state)
-ckpt.restore()
-ckpt.save(9)
-"""
 
 
 @pytest.mark.parametrize(
