@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from conftest import stop_agent
 from crash.nursery import Nursery
 from hand import close_all
 from ranks.world import Ranks, Start
+from standin.training import Trainer
 
 
 @pytest.fixture
@@ -41,6 +42,25 @@ def start(nursery: Nursery, tmp_path: Path, agent_environment: dict[str, str]) -
     yield start
     for ranks in started:
         ranks.kill()
+
+
+@pytest.fixture
+def start_on_stand_in(
+    stand_in_driver: Path, agent_environment: dict[str, str], tmp_path: Path
+) -> Iterator[Callable[..., Trainer]]:
+    """Starts trainers of one run, one after the other, whose state is on devices of the stand-in driver."""
+    started: list[Trainer] = []
+
+    def start(environment: dict[str, str] | None = None, **options: object) -> Trainer:
+        everything = {**agent_environment, "ZEROSTALL_LIBCUDA": str(stand_in_driver), **(environment or {})}
+        started.append(Trainer(tmp_path / "run", everything, **options))
+        return started[-1]
+
+    yield start
+    for trainer in started:
+        if trainer.process.returncode is None:
+            trainer.kill()
+    close_all()
 
 
 @pytest.fixture

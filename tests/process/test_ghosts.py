@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,23 +22,8 @@ Start = Callable[..., Trainer]
 CHUNKS = -(-4 * sum(SIZES) // CHUNK)
 
 
-@pytest.fixture
-def start(stand_in_driver: Path, agent_environment: dict[str, str], tmp_path: Path) -> Iterator[Start]:
-    """Starts a training process on the stand-in driver."""
-    started: list[Trainer] = []
-
-    def start(environment: dict[str, str] | None = None, **options: object) -> Trainer:
-        everything = {**agent_environment, "ZEROSTALL_LIBCUDA": str(stand_in_driver), **(environment or {})}
-        started.append(Trainer(tmp_path / "run", everything, **options))
-        return started[-1]
-
-    yield start
-    for trainer in started:
-        trainer.kill()
-
-
-def test_nothing_is_told_where_all_is_in_order(start: Start) -> None:
-    trainer = start(source_checks=1.0)
+def test_nothing_is_told_where_all_is_in_order(start_on_stand_in: Start) -> None:
+    trainer = start_on_stand_in(source_checks=1.0)
     for step in range(1, 4):
         trainer.ask("fill", step, 20_000)  # still running at save
         trainer.ask("save", step, {"when_busy": "wait"})
@@ -52,26 +37,19 @@ def test_nothing_is_told_where_all_is_in_order(start: Start) -> None:
 
 
 @pytest.mark.parametrize("share", [1.0, 0.01])
-def test_without_the_order_a_snapshot_is_dirty(start: Start, share: float) -> None:
-    trainer = start({"ZEROSTALL_WITHOUT": "order"}, source_checks=share)
+def test_without_the_order_a_snapshot_is_dirty(start_on_stand_in: Start, share: float) -> None:
+    trainer = start_on_stand_in({"ZEROSTALL_WITHOUT": "order"}, source_checks=share)
     stream = trainer.ask("stream")
-    trainer.ask("fill", 1)
-    trainer.ask("fake", "settle", stream)
-    trainer.ask("save", 1)
-    assert trainer.ask("wait", 1, "host") == ""
-    looked = trainer.ask("fake", "count", "cuEventSynchronize")
     trainer.ask("fake", "hold", stream)  # a long kernel
     trainer.ask("fill", 2)
-    trainer.ask("save", 2, {"when_busy": "wait"})
-    wait_until(lambda: trainer.ask("fake", "count", "cuEventSynchronize") > looked)  # all has arrived
+    trainer.ask("save", 2)
+    # Waited for when the device was tried, and now by the sealer: all has arrived.
+    wait_until(lambda: trainer.ask("fake", "count", "cuEventSynchronize") >= 2)
     trainer.ask("fake", "release")
     told = trainer.ask("wait", 2, "host")
-    assert told.startswith("GhostError: step 2: other bytes arrived than the device held at save: ")
-    assert "t0" in told or "t5" in told
+    assert told.startswith("GhostError: step 2: other bytes arrived than the device held at save: t0")
     assert trainer.ask("stats")["dirty"] == 1
-    trainer.ask("fake", "settle", stream)
-    assert trainer.ask("restore") == 1
-    assert trainer.ask("digest") == expected(1)
+    assert trainer.ask("restore") == 0
 
 
 def test_a_ghost_is_dirty_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

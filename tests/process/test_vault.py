@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hand import agent_pid, close_all, kill_agent, visit, wait_until
+from hand import agent_pid, kill_agent, visit, wait_until
 from standin.cuda import LAUNCH_FAILED
 from standin.training import SIZES, Trainer, expected
 from zerostall.wire import messages as m
@@ -19,20 +19,8 @@ IMAGE = 4 * sum(SIZES)
 
 
 @pytest.fixture
-def start(stand_in_driver: Path, agent_environment: dict[str, str], tmp_path: Path) -> Iterator[Start]:
-    """Starts trainers of one run, one after the other."""
-    started: list[Trainer] = []
-
-    def start(environment: dict[str, str] | None = None, **options: object) -> Trainer:
-        everybody = {**agent_environment, "ZEROSTALL_LIBCUDA": str(stand_in_driver), **(environment or {})}
-        started.append(Trainer(tmp_path / "run", everybody, **{"peer": True, **options}))
-        return started[-1]
-
-    yield start
-    for trainer in started:
-        if trainer.process.returncode is None:
-            trainer.kill()
-    close_all()
+def start(start_on_stand_in: Start) -> Start:
+    return lambda environment=None, **options: start_on_stand_in(environment, **{"peer": True, **options})
 
 
 @pytest.fixture
