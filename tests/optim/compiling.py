@@ -13,7 +13,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from zerostall.optim.batches import Kind
-from zerostall.optim.kernels import adam, parts
+from zerostall.optim.kernels import adam, parts, sgd
 from zerostall.optim.tables import Table
 
 H200 = GPUTarget("cuda", 90, 32)
@@ -54,6 +54,11 @@ def main() -> None:
     kinds += [(torch.float32, torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16, torch.float32)]
     for types, options in itertools.product(kinds, (plain, everything)):
         adam.adam(table, Kind(torch.device("cpu"), *types), **options)
+    plain = {"lr": 1e-3, "lr_at": None, "momentum": 0.9, "dampening": 0.0, "decay": 0.0, "nesterov": False}
+    plain |= {"maximize": False, "scale": None, "infinite": None}
+    everything = plain | {"lr_at": one, "decay": 0.1, "nesterov": True, "maximize": True, "scale": one, "infinite": one}
+    for floats, options in itertools.product(FLOATS[:3], (plain, everything)):
+        sgd.sgd(table, Kind(torch.device("cpu"), floats, floats, floats), **options)
 
 
 if __name__ == "__main__":

@@ -9,5 +9,6 @@ This package imports torch; Triton is imported when the first step on a CUDA dev
 from __future__ import annotations
 
 from zerostall.optim.adamw import AdamW
+from zerostall.optim.sgd import SGD
 
-__all__ = ["AdamW"]
+__all__ = ["SGD", "AdamW"]

@@ -8,7 +8,7 @@ import torch
 from torch.optim.adam import adam
 
 from zerostall.optim.lists import Lists
-from zerostall.optim.stepping import Stepping, refuse_differentiable
+from zerostall.optim.stepping import Stepping, rate_of, refuse_differentiable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,12 +78,7 @@ class AdamW(Stepping, torch.optim.AdamW):
     def _launch(self, batch: Batch, group: Group, scale: Tensor | None, infinite: Tensor | None) -> None:
         from zerostall.optim.kernels import adam, parts  # with Triton, which takes seconds to import
 
-        lr, lr_at = group["lr"], None
-        if isinstance(lr, torch.Tensor):
-            if lr.is_cuda:  # nobody waits for it to arrive here
-                lr, lr_at = 0.0, lr.to(device=batch.kind.device, dtype=torch.float32, non_blocking=True)
-            else:
-                lr = lr.item()
+        lr, lr_at = rate_of(group, batch.kind.device)
         beta1, beta2 = group["betas"]
         parts.count(batch.table, infinite)
         if batch.table.programs:

@@ -15,6 +15,8 @@ from zerostall.optim.tables import GRADIENT, INTERPRETED, KEPT, MOMENTS, PARAMET
 from zerostall.telemetry import say_once
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from zerostall.optim.flips import Turn
@@ -126,20 +128,23 @@ def sort(lists: Lists) -> tuple[list[Batch], list[int]]:
     return [Batch(kind, mine, lists) for kind, mine in places.items()], rest
 
 
-def split(lists: Lists) -> tuple[Lists, Lists]:
-    """Those that torch's fused kernels treat right, and those whose memory they would walk in the wrong order."""
+def split(lists: Lists, is_right: Callable[[Tensor], bool]) -> tuple[Lists, Lists]:
+    """Those that torch's fused kernels treat right, and those that they do not, or whose memory they would walk in the
+    wrong order."""
     right: list[int] = []
     wrong: list[int] = []
     for place, parameter in enumerate(lists.parameters):
         stride = parameter.stride()
         others = [lists.gradients[place], *(tensors[place] for tensors in lists.moments)]
         alike = all(one.stride() == stride for one in others) and _fills_its_memory(parameter.shape, stride)
-        (right if alike else wrong).append(place)
+        (right if alike and is_right(parameter) else wrong).append(place)
     return lists.pick(right) if wrong else lists, lists.pick(wrong)
 
 
 def _kind(lists: Lists, place: int) -> Kind | None:
     """What a tensor and its like are launched as; None where no kernel can take it."""
+    if not lists.moments:
+        return None
     parameter, gradient = local(lists.parameters[place]), local(lists.gradients[place])
     moments = [local(tensors[place]) for tensors in lists.moments]
     steps = [local(lists.steps[place])] if lists.steps else []

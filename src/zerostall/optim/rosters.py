@@ -106,4 +106,4 @@ class Rosters:
 
 def _setting(group: Group) -> list[object]:
     """What it depends on which tensors are there, and who updates them."""
-    return [group.get(name) for name in ("amsgrad", "capturable", "fused")]
+    return [group.get(name) for name in ("amsgrad", "capturable", "dampening", "fused", "momentum")]

@@ -86,7 +86,7 @@ class Stepping(torch.optim.Optimizer):
         if not roster.rest:
             return
         if group["fused"]:
-            lists, odd = split(lists.pick(roster.rest) if roster.batches else lists)
+            lists, odd = split(lists.pick(roster.rest) if roster.batches else lists, self._fused_is_right)
             self._update_one_by_one(group, odd, turn)
         self._settle_and_update(group, lists, turn, foreach=group["foreach"], fused=group["fused"])
 
@@ -132,6 +132,11 @@ class Stepping(torch.optim.Optimizer):
             None if infinite is None else infinite.to(device, non_blocking=True),
         )
 
+    @staticmethod
+    def _fused_is_right(parameter: Tensor) -> bool:
+        """Whether torch's own fused operation updates such a parameter right."""
+        return True
+
     def _gather(self, group: Group) -> Lists:
         """The group's tensors; state that is not there yet is made."""
         raise NotImplementedError
@@ -142,6 +147,14 @@ class Stepping(torch.optim.Optimizer):
 
     def _update_by_torch(self, group: Group, lists: Lists, *, foreach: bool | None, fused: bool) -> None:
         raise NotImplementedError
+
+
+def rate_of(group: Group, device: torch.device) -> tuple[float, Tensor | None]:
+    """The learning rate, or where on the device it is."""
+    lr = group["lr"]
+    if isinstance(lr, torch.Tensor) and lr.is_cuda:  # nobody waits for it to arrive here
+        return 0.0, lr.to(device=device, dtype=torch.float32, non_blocking=True)
+    return float(lr), None
 
 
 def refuse_differentiable(optimizer: str) -> None:
