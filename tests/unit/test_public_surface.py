@@ -65,7 +65,7 @@ PARAMETERS = {
 }
 COMMANDS = {
     *("ls", "show", "verify", "diff", "pin", "unpin", "export", "import", "doctor", "manager", "status", "top"),
-    *("agent start", "agent status", "agent stop"),
+    *("agent start", "agent status", "agent stop", "bench disk"),
 }
 LIGHT = (
     "zerostall",
