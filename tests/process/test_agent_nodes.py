@@ -143,3 +143,23 @@ def test_a_folder_of_its_own_on_one_node_is_told(
     first = rank_at(folders[0], tmp_path / "run", 0, NODES[0], None, RULES)
     with pytest.raises(RunMismatchError, match="one folder that all of them share"):
         rank_at(folders[1], tmp_path / "elsewhere", 1, NODES[1], first.welcome.meeting, RULES)
+
+
+def test_rank_0_may_be_on_another_node_the_next_time(join: Join, folders: list[Path], tmp_path: Path) -> None:
+    """Launchers may number nodes anew: the seat moves, and with it the folder's lock."""
+    ranks = join()
+    seal_all(ranks, 1, promise=True)
+    assert [rank.hear(m.Reached, tier="disk") for rank in ranks]
+    for rank in ranks:
+        rank.leave()
+    first = rank_at(folders[1], tmp_path / "run", 0, (0,), None, RULES)
+    meeting = first.welcome.meeting
+    again = [first, *(rank_at(folders[0], tmp_path / "run", rank, (1, 2), meeting, RULES) for rank in (1, 2))]
+    for rank in again:
+        assert (1, "disk", True) in rank.copies() and rank.welcome.run_id == ranks[0].welcome.run_id
+        rank.channel.send(m.Begin(epoch=2))
+        rank.lease()
+    seal_all(again, 2, epoch=2, promise=True)
+    for rank in again:
+        assert rank.hear(m.Reached, tier="disk", step=2)
+    assert disk_of(tmp_path).manifest(2).world == WORLD
