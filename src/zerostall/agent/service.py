@@ -14,19 +14,13 @@ import msgspec
 
 import zerostall
 from zerostall import native
-from zerostall.agent.berth import Berth, Wish
 from zerostall.agent.client import Client, NodeClient
+from zerostall.agent.requests import Requests
 from zerostall.agent.run import Run
-from zerostall.agent.stowage import Stowage
 from zerostall.agent.vaults import Vaults
-from zerostall.core import layout as layouts
-from zerostall.core import manifest as manifests
-from zerostall.core.candidates import Past
-from zerostall.core.roll import Save
 from zerostall.errors import (
     AgentError,
     CapabilityError,
-    CapacityError,
     FormatError,
     RunBusyError,
     StorageError,
@@ -42,10 +36,10 @@ from zerostall.wire.channel import Channel, ClosedError, drop, peer
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from zerostall.agent.berth import Berth
     from zerostall.agent.door import Door
     from zerostall.agent.elsewhere import Elsewhere
     from zerostall.config import AgentSettings
-    from zerostall.core.manifest import Record
 
 DISK_THREADS = 4
 _DOOR_SECONDS = 1.0
@@ -71,6 +65,7 @@ class Service:
         self._last_use = self._started
         self._looked = self._started
         self._leaving = False
+        self._requests = Requests(self._vaults, self._reclaim, lambda: self.elsewhere)
         self.stays = False  # also when nobody trains: the cluster counts on this node
         self.elsewhere: Elsewhere | None = None
 
@@ -250,61 +245,7 @@ class Service:
                 attached = self._clients[client]
                 if attached is None:
                     raise AgentError(f"{type(message).__name__} before Hello")
-                self._serve_trainer(client, *attached, message, fds)
-
-    def _serve_trainer(self, client: Client, run: Run, berth: Berth, message: m.FromTrainer, fds: list[int]) -> None:
-        match message:
-            case m.Sealed():
-                berth.fallbacks = message.fallbacks
-                if message.stowed is not None:
-                    run.stow(berth, message.slot, *_sealed(message), message.stowed)
-                else:
-                    berth.ungrant_place()
-                    run.seal(berth, message.slot, *_sealed(message))
-                run.tally.held_up(message.stalls)
-            case m.Rent():
-                if berth.stowage is None:
-                    berth.stowage = Stowage(run, berth, self._vaults)
-                berth.stowage.rent(message)
-            case m.NoUse():
-                if berth.stowage is not None:
-                    berth.stowage.no_use(message)
-            case m.Begin():
-                run.begin(berth, message.epoch)
-            case m.Passed():
-                save = Save(message.epoch, message.step, message.turn)
-                run.passed(berth, save, message.reason, skipped=message.skipped)
-            case m.Plan():
-                run.caller.plan(message)
-            case m.Discarded():
-                log.warning("%s, rank %d: step %d is dirty: %s", run.where, berth.rank, message.step, message.reason)
-                berth.discard(message.slot)
-                run.passed(berth, Save(message.epoch, message.step, message.turn), message.reason)
-            case m.Revoked():
-                run.revoke(berth, Past(message.step, message.created), message.reason)
-            case m.Promise():
-                run.promises.make(berth, Past(message.step, message.created), message.tier)
-            case m.Lease():
-                self._lease(client, run, berth, message)
-            case m.Adopt():
-                self._adopt(client, run, berth, message, fds)
-            case m.Find():
-                if self.elsewhere is not None:
-                    run.fetches.elsewhere = self.elsewhere.of_run(run.folder.facts.run, run.world)
-                # What is on its way from a vault will be the newest step.
-                run.undrained.when_none(
-                    lambda: run.fetches.find(client, message, berth.rank, tuple(berth.clean_copies()))
-                )
-            case m.Fetch():
-                run.fetches.fetch(client, run.berths, berth.rank, message)
-            case m.Describe():
-                run.fetches.describe(client, run.berths, berth.rank, message)
-            case m.Tidy():
-                run.when_tidy(lambda: client.send(m.Done(id=message.id)))
-            case m.Release():
-                client.release_fetched()
-            case _:
-                raise AgentError(f"{type(message).__name__} is not for this connection")
+                self._requests.serve(client, *attached, message, fds)
 
     def _hello(self, client: Client, hello: m.Hello) -> None:
         if self._clients[client] is not None:
@@ -386,34 +327,6 @@ class Service:
             lent = m.Lent(tier.key, tier.segment.nbytes)
             client.send(msgspec.structs.replace(welcome, memory=lent), tier.segment.fileno())
 
-    def _lease(self, client: Client, run: Run, berth: Berth, request: m.Lease) -> None:
-        layout = layouts.decode(request.layout)
-        try:
-            tier = berth.lease(layout, request.slots)
-        except CapacityError:
-            if not self._reclaim():
-                raise
-            tier = berth.lease(layout, request.slots)
-        run.folder.begins_with(layout)
-        berth.take_back_grant()
-        lent = m.Lent(tier.key, tier.segment.nbytes)
-        answer = m.Leased(id=request.id, memory=lent, stride=tier.stride, slots=tier.slots.count)
-        client.send(answer, tier.segment.fileno())
-
-    def _adopt(self, client: Client, run: Run, berth: Berth, request: m.Adopt, fds: list[int]) -> None:
-        layout = layouts.decode(request.layout)
-        if len(fds) != 1:
-            raise FormatError("Adopt needs the segment's descriptor beside it")
-        facts = os.fstat(fds[0])
-        tier = berth.adopt(layout, request.slots, native.Segment.attach(fds[0], facts.st_size))
-        images = [(image.slot, *_sealed(image)) for image in request.images]
-        for slot, record, wish in sorted(images, key=lambda image: image[2].save):
-            tier.slots.claim(slot)
-            run.seal(berth, slot, record, wish, adopted=True)
-        if request.busy_slot is not None:
-            tier.slots.claim(request.busy_slot)
-        client.send(m.Done(id=request.id))
-
     def _stop(self, client: Client, request: m.Stop) -> None:
         trainers = [other.pid for other, attached in self._clients.items() if attached is not None]
         if trainers and not request.force:
@@ -445,12 +358,6 @@ class Service:
             ranks=tuple(ranks),
             fallbacks=m.Fallback.all(),
         )
-
-
-def _sealed(message: m.Sealed) -> tuple[Record, Wish]:
-    record = manifests.decode_record(message.record)
-    save = Save(message.epoch, record.step, message.turn)
-    return record, Wish(save, message.promise, message.replace, message.pin, message.aside)
 
 
 def _ours(error: Exception) -> ZerostallError:

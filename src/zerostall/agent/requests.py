@@ -1,0 +1,129 @@
+"""What a trainer asks of its agent once it is attached, and what it says."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from zerostall import native
+from zerostall.agent.berth import Berth, Wish
+from zerostall.agent.stowage import Stowage
+from zerostall.core import layout as layouts
+from zerostall.core import manifest as manifests
+from zerostall.core.candidates import Past
+from zerostall.core.roll import Save
+from zerostall.errors import AgentError, CapacityError, FormatError
+from zerostall.telemetry import log
+from zerostall.wire import messages as m
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zerostall.agent.client import Client
+    from zerostall.agent.elsewhere import Elsewhere
+    from zerostall.agent.run import Run
+    from zerostall.agent.vaults import Vaults
+    from zerostall.core.manifest import Record
+
+
+class Requests:
+    """Called on the agent's loop.
+
+    Args:
+        reclaim: takes memory back that nobody needs; whether there was some.
+        elsewhere: what other nodes have, where this one belongs to a cluster.
+    """
+
+    def __init__(self, vaults: Vaults, reclaim: Callable[[], bool], elsewhere: Callable[[], Elsewhere | None]) -> None:
+        self._vaults = vaults
+        self._reclaim = reclaim
+        self._elsewhere = elsewhere
+
+    def serve(self, client: Client, run: Run, berth: Berth, message: m.FromTrainer, fds: list[int]) -> None:
+        """Do what it asks, or raise what it is refused with. `fds` came beside the message."""
+        match message:
+            case m.Sealed():
+                berth.fallbacks = message.fallbacks
+                if message.stowed is not None:
+                    run.stow(berth, message.slot, *_sealed(message), message.stowed)
+                else:
+                    berth.ungrant_place()
+                    run.seal(berth, message.slot, *_sealed(message))
+                run.tally.held_up(message.stalls)
+            case m.Rent():
+                if berth.stowage is None:
+                    berth.stowage = Stowage(run, berth, self._vaults)
+                berth.stowage.rent(message)
+            case m.NoUse():
+                if berth.stowage is not None:
+                    berth.stowage.no_use(message)
+            case m.Begin():
+                run.begin(berth, message.epoch)
+            case m.Passed():
+                save = Save(message.epoch, message.step, message.turn)
+                run.passed(berth, save, message.reason, skipped=message.skipped)
+            case m.Plan():
+                run.caller.plan(message)
+            case m.Discarded():
+                log.warning("%s, rank %d: step %d is dirty: %s", run.where, berth.rank, message.step, message.reason)
+                berth.discard(message.slot)
+                run.passed(berth, Save(message.epoch, message.step, message.turn), message.reason)
+            case m.Revoked():
+                run.revoke(berth, Past(message.step, message.created), message.reason)
+            case m.Promise():
+                run.promises.make(berth, Past(message.step, message.created), message.tier)
+            case m.Lease():
+                self._lease(client, run, berth, message)
+            case m.Adopt():
+                self._adopt(client, run, berth, message, fds)
+            case m.Find():
+                if (elsewhere := self._elsewhere()) is not None:
+                    run.fetches.elsewhere = elsewhere.of_run(run.folder.facts.run, run.world)
+                # What is on its way from a vault will be the newest step.
+                run.undrained.when_none(
+                    lambda: run.fetches.find(client, message, berth.rank, tuple(berth.clean_copies()))
+                )
+            case m.Fetch():
+                run.fetches.fetch(client, run.berths, berth.rank, message)
+            case m.Describe():
+                run.fetches.describe(client, run.berths, berth.rank, message)
+            case m.Tidy():
+                run.when_tidy(lambda: client.send(m.Done(id=message.id)))
+            case m.Release():
+                client.release_fetched()
+            case _:
+                raise AgentError(f"{type(message).__name__} is not for this connection")
+
+    def _lease(self, client: Client, run: Run, berth: Berth, request: m.Lease) -> None:
+        layout = layouts.decode(request.layout)
+        try:
+            tier = berth.lease(layout, request.slots)
+        except CapacityError:
+            if not self._reclaim():
+                raise
+            tier = berth.lease(layout, request.slots)
+        run.folder.begins_with(layout)
+        berth.take_back_grant()
+        lent = m.Lent(tier.key, tier.segment.nbytes)
+        answer = m.Leased(id=request.id, memory=lent, stride=tier.stride, slots=tier.slots.count)
+        client.send(answer, tier.segment.fileno())
+
+    def _adopt(self, client: Client, run: Run, berth: Berth, request: m.Adopt, fds: list[int]) -> None:
+        layout = layouts.decode(request.layout)
+        if len(fds) != 1:
+            raise FormatError("Adopt needs the segment's descriptor beside it")
+        facts = os.fstat(fds[0])
+        tier = berth.adopt(layout, request.slots, native.Segment.attach(fds[0], facts.st_size))
+        images = [(image.slot, *_sealed(image)) for image in request.images]
+        for slot, record, wish in sorted(images, key=lambda image: image[2].save):
+            tier.slots.claim(slot)
+            run.seal(berth, slot, record, wish, adopted=True)
+        if request.busy_slot is not None:
+            tier.slots.claim(request.busy_slot)
+        client.send(m.Done(id=request.id))
+
+
+def _sealed(message: m.Sealed) -> tuple[Record, Wish]:
+    record = manifests.decode_record(message.record)
+    save = Save(message.epoch, record.step, message.turn)
+    return record, Wish(save, message.promise, message.replace, message.pin, message.aside)
