@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from images import HandMade, make_layout, manifest_of
+from stores.azure import Azurite, program
 from stores.server import Server
 from zerostall import native
 from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, StepExistsError
@@ -33,12 +34,27 @@ def pool() -> Iterator[native.Pool]:
     pool.close()
 
 
-@pytest.fixture(params=["host", "disk", "disk without O_DIRECT", "remote", "remote through obstore"])
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
+    if program() is None:
+        pytest.skip("no azurite here (npm install azurite, ZEROSTALL_AZURITE)")
+    server = Azurite(tmp_path_factory.mktemp("azurite"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(params=["host", "disk", "disk without O_DIRECT", "remote", "remote through obstore", "azure"])
 def tier(request: pytest.FixtureRequest, tmp_path: Path, pool: native.Pool, layout) -> Iterator[Tier]:
     if request.param == "host":
         segment = native.Segment("tier", stride_of(layout) * 3)
         yield HostTier(layout, segment, 3, pool)
         segment.close()
+    elif request.param == "azure":
+        azure: Azurite = request.getfixturevalue("azurite")
+        with ThreadPoolExecutor(4) as hands:
+            tier = RemoteTier(Store(f"az://{azure.new_container()}/run 1/é", azure.environment()), hands)
+            yield tier
+            tier.close()
     elif request.param.startswith("remote"):
         server: Server = request.getfixturevalue("s3_server")
         environment = server.environment()

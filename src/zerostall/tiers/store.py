@@ -254,11 +254,15 @@ class Store:
 
         from obstore.exceptions import BaseError
 
+        # Of Google there is one; of Azure, what stands in for it is told apart by its address.
+        endpoint = self.endpoint or ""
+        if self.scheme not in (*urls.S3_SCHEMES, "gs"):
+            endpoint = self.environment.get("AZURE_STORAGE_ENDPOINT", "")
         client = {
             "timeout": f"{int(self.timeout * 4)}s",
             "read_timeout": f"{int(self.timeout * 1000)}ms",
             "connect_timeout": f"{int(min(self.timeout, 5.0) * 1000)}ms",
-            "allow_http": (self.endpoint or "").startswith("http://"),
+            "allow_http": endpoint.startswith("http://"),
         }
         retry = {"max_retries": _MOST_RETRIES, "retry_timeout": timedelta(seconds=self.timeout * 4)}
         common: dict[str, object] = {"client_options": client, "retry_config": retry}

@@ -1,0 +1,77 @@
+"""Microsoft's own stand-in for its blob store, azurite, where it is installed (npm install azurite)."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import http.client
+import itertools
+import os
+import shutil
+import socket
+import subprocess
+import time
+from email.utils import formatdate
+from pathlib import Path
+
+_ACCOUNT = "devstoreaccount1"  # azurite's, and known to everybody
+_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+_numbers = itertools.count(1)
+
+
+def program() -> str | None:
+    """The server's program: ZEROSTALL_AZURITE, or what the path has; None where there is none."""
+    return os.environ.get("ZEROSTALL_AZURITE") or shutil.which("azurite-blob")
+
+
+class Azurite:
+    """Listens on the loopback interface; ends when it is closed."""
+
+    def __init__(self, folder: Path) -> None:
+        found = program()
+        assert found is not None
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        options = ["--blobPort", str(self.port), "--location", str(folder), "--silent", "--skipApiVersionCheck"]
+        self._process = subprocess.Popen([found, "--blobHost", "127.0.0.1", *options], stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while self._ask("GET", "/", {"comp": "list"}) is None:
+            assert self._process.poll() is None and time.monotonic() < deadline, "azurite did not start"
+            time.sleep(0.2)
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait(30)
+
+    def environment(self) -> dict[str, str]:
+        return {
+            "AZURE_STORAGE_ACCOUNT_NAME": _ACCOUNT,
+            "AZURE_STORAGE_ACCOUNT_KEY": _KEY,
+            "AZURE_STORAGE_ENDPOINT": f"http://127.0.0.1:{self.port}/{_ACCOUNT}",
+            "HOME": "/nonexistent",
+        }
+
+    def new_container(self) -> str:
+        name = f"container-{next(_numbers)}"
+        assert self._ask("PUT", f"/{name}", {"restype": "container"}) == 201
+        return name
+
+    def _ask(self, method: str, path: str, query: dict[str, str]) -> int | None:
+        """The status of the answer; None where nobody listens yet."""
+        headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+        told = "".join(f"{name}:{value}\n" for name, value in sorted(headers.items()))
+        resource = f"/{_ACCOUNT}/{_ACCOUNT}{path}" + "".join(f"\n{name}:{query[name]}" for name in sorted(query))
+        text = "\n".join([method, *[""] * 11, ""]) + told + resource
+        mark = hmac.new(base64.b64decode(_KEY), text.encode(), hashlib.sha256)
+        headers["Authorization"] = f"SharedKey {_ACCOUNT}:{base64.b64encode(mark.digest()).decode()}"
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        try:
+            words = "&".join(f"{name}={value}" for name, value in query.items())
+            connection.request(method, f"/{_ACCOUNT}{path}?{words}", headers={**headers, "Content-Length": "0"})
+            return connection.getresponse().status
+        except OSError:
+            return None
+        finally:
+            connection.close()
