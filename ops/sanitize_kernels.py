@@ -73,16 +73,18 @@ def optimizers() -> None:
 
     from zerostall import optim
 
-    kinds: list[tuple[torch.dtype, dict[str, Any]]] = [
-        (torch.float32, {}),
-        (torch.float32, {"amsgrad": True, "weight_decay": 0.1, "maximize": True}),
-        (torch.bfloat16, {"capturable": True}),
-        (torch.float64, {}),
+    kinds: list[tuple[type[optim.AdamW | optim.SGD], torch.dtype, dict[str, Any]]] = [
+        (optim.AdamW, torch.float32, {}),
+        (optim.AdamW, torch.float32, {"amsgrad": True, "weight_decay": 0.1, "maximize": True}),
+        (optim.AdamW, torch.bfloat16, {"capturable": True}),
+        (optim.AdamW, torch.float64, {}),
+        (optim.SGD, torch.float32, {"momentum": 0.9, "weight_decay": 0.1}),
+        (optim.SGD, torch.bfloat16, {"momentum": 0.9, "nesterov": True}),
     ]
-    for dtype, options in kinds:
+    for kind, dtype, options in kinds:
         shapes = [(4096,), (4097,), (3,), (), (70, 77)]
         parameters = [nn.Parameter(torch.randn(shape, device="cuda").to(dtype)) for shape in shapes]
-        optimizer = optim.AdamW(parameters, **options)
+        optimizer = kind(parameters, **options)
         for flips in (False, True):
             if flips:
                 moments = [value for state in optimizer.state.values() for value in state.values() if value.is_cuda]
