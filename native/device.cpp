@@ -21,12 +21,15 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kLook = std::chrono::microseconds(100);  // a chunk of 16 MiB takes three times as long
 constexpr auto kDoubt =
     std::chrono::milliseconds(100);  // without a landing, the driver is asked whether all is well
-// Parts in flight before a guard comes: some milliseconds of work, so that the stream never runs dry. Not
-// more: a queue of the driver that is full holds up all who launch, and training launches just then.
+// Parts in flight that a guard could still have moved aside: some milliseconds of work, so that the stream
+// never runs dry.
 constexpr size_t kInFlight = 16;
-constexpr size_t kQueuedAtATime = 4;  // parts, before training gets its turn with the driver
-constexpr size_t kTogether = 64;      // parts of a guard's at most, by one call and with one mark
-constexpr size_t kMargin = 8;         // parts: waiting for one takes thirty times as long as moving it aside
+// Parts by one call and with one mark, one call a look: training launches just then, and must get its turn
+// with the driver.
+constexpr size_t kAtATime = 4;
+constexpr size_t kMostInFlight = 960;  // a queue of the driver that is full holds up all who launch
+constexpr size_t kTogether = 64;       // parts of a guard's at most, by one call and with one mark
+constexpr size_t kMargin = 8;          // parts: waiting for one takes thirty times as long as moving it aside
 
 // ZEROSTALL_WITHOUT="order,guard": tests take one safeguard away and must then see wrong bytes.
 bool without(const char* safeguard) {
@@ -190,7 +193,8 @@ void Device::note_rate(const Lane& lane) {
   constexpr size_t kEnough = 16;
   if (lane.landed < kEnough) return;
   const double seconds = std::chrono::duration<double>(Clock::now() - lane.first_landing).count();
-  if (seconds > 0) rate_ = static_cast<double>(lane.landed - 1) / seconds;
+  if (seconds > 0 && lane.landed > lane.first_landed)
+    rate_ = static_cast<double>(lane.landed - lane.first_landed) / seconds;
 }
 
 void Device::queue(Lane& lane, size_t parts) {
@@ -390,9 +394,11 @@ bool Device::turn(std::unique_lock<std::mutex>& lock) {
   std::vector<uint64_t> landed;
   std::exception_ptr error;
   uint64_t dropped = 0;
+  const bool first = lane->landed == 0;
+  if (first) lane->first_landing = Clock::now();
   while (lane->landed < lane->queued && lane->parts[lane->landed].mark <= shown) {
     Lane::Part& part = lane->parts[lane->landed++];
-    if (lane->landed == 1) lane->first_landing = Clock::now();
+    if (first) lane->first_landed = lane->landed;
     const bool last_in_a_row = lane->landed == lane->parts.size() || lane->landed == lane->kept_from ||
                                lane->parts[lane->landed].frozen;
     if (last_in_a_row && !part.frozen && lane->way != cuda::Way::to_device) note_rate(*lane);
@@ -403,10 +409,12 @@ bool Device::turn(std::unique_lock<std::mutex>& lock) {
   bool moved = !landed.empty();
   if (moved) moved_ = Clock::now();
   try {
-    size_t most = std::min(lane->parts.size(), lane->landed + kInFlight);
+    size_t most = std::max<uint64_t>(lane->ahead, lane->landed + kInFlight);
+    most = std::min({most, lane->landed + kMostInFlight, lane->parts.size()});
     if (lane->held) most = std::min(most, lane->kept_from);
-    for (size_t k = 0; k < kQueuedAtATime && lane->queued < most; ++k, moved = true) queue(*lane, 1);
-    if (!moved) {
+    if (lane->queued < most) {
+      queue(*lane, std::min(kAtATime, most - lane->queued));
+    } else if (!moved) {
       const CUresult state = doubt();
       if (state != CUDA_SUCCESS) lane->queued = lane->landed;  // a dead stream brings nothing any more
       cuda::check(state, "a copy in flight");

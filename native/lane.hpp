@@ -71,6 +71,7 @@ struct Lane {
   std::chrono::steady_clock::time_point begun{};
   double seconds = 0;  // until the last landing
   std::chrono::steady_clock::time_point first_landing{};
+  size_t first_landed = 0;  // parts, then
 
   size_t pending() const { return parts.size() - queued; }
   bool over() const { return coming == 0 && landed == parts.size(); }
