@@ -200,7 +200,7 @@ def child(folder_of: dict[str, str], nbytes: int) -> dict[str, object]:
         "cuFile": {name: getattr(facts, name) for name in ("library", "version", "nvfs", "p2p", "compat", "direct")},
         "memory": [one.problem or "registered" for one in registered],
     }
-    staging = native.Segment("staging", pool.threads * (4 << 20))
+    staging = native.Segment("staging", len(data))
     staging.pin(device, stretch=1 << 30, threads=1)
     for name, folder in folder_of.items():
         path = Path(folder) / f".zerostall-gds-{os.getpid()}"
@@ -247,11 +247,11 @@ def one(
         there.fill(bytes(nbytes))
         sums = [native.crc32c(data[at : at + CHUNK]) for at in range(0, nbytes, CHUNK)]
         start = time.perf_counter()
-        staged = native.StagedRead(
-            pool, device, fd, there.address, nbytes, offset=0, staging=staging, chunk_bytes=CHUNK, checksums=sums,
-            direct=True,
+        staged = native.FileRead(
+            pool, fd, staging.address, nbytes, chunk_bytes=CHUNK, checksums=sums, direct=True
         )  # fmt: skip
         staged.wait(PATIENCE)
+        there.fill(bytes(staging.view(0, nbytes)))
         timed("read through host memory", start)
         found["same through host memory"] = not staged.bad and there.bytes() == data
         if staged.fell_back:
