@@ -40,6 +40,11 @@ def test_the_choice(setting: Gds, found: Found, use: bool, fallback: bool) -> No
     assert chosen == Choice(use, chosen.reason, fallback) and chosen.reason
 
 
+def test_advice() -> None:
+    assert "/run/udev" in gds.advice("cuFile refuses the file: file descriptor is not registered (5027)")
+    assert not gds.advice("not supported on current file (5008)")
+
+
 def test_wheels_are_looked_into() -> None:
     assert gds.libraries(["", "/site"])[:3] == [
         "libcufile.so.0",

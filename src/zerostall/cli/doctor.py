@@ -24,7 +24,7 @@ from zerostall.cli import nvidia
 from zerostall.cli.agent import ask_status
 from zerostall.cli.arguments import Json
 from zerostall.cli.output import emit_json, emit_table, size
-from zerostall.core import vaults
+from zerostall.core import gds, vaults
 from zerostall.errors import ZerostallError
 from zerostall.flow import straight
 from zerostall.native.topology import topology
@@ -289,5 +289,6 @@ def _gpu_storage(where: Path) -> Finding:
     except (OSError, ZerostallError) as error:
         chosen, problem = None, str(error)
     if problem or chosen is None:
-        return Finding("GPU storage", "limited", f"files reach a GPU through host memory: {problem}")
+        told = "; ".join(filter(None, [problem, gds.advice(problem)]))
+        return Finding("GPU storage", "limited", f"files reach a GPU through host memory: {told}")
     return Finding("GPU storage", "yes", f"files go straight to a GPU: {chosen.reason}")

@@ -58,3 +58,11 @@ def choose(setting: Gds, found: Found) -> Choice:
     # cuFile's compatibility mode copies through host memory as we do, but unchecked and with fewer requests at once.
     reason = "nvidia-fs is not loaded: cuFile would copy through host memory"
     return Choice(setting == "on", reason, fallback=setting == "on")
+
+
+def advice(refusal: str) -> str:
+    """What may help against a refusal; empty where nothing is known.
+
+    cuFile asks udev's database what is on a disk. Where it cannot, as in containers, it refuses every file with 5027.
+    """
+    return "give the container the host's /run/udev: cuFile asks there for the disk" if "(5027)" in refusal else ""
