@@ -1,7 +1,7 @@
 """The small files of a run: its own, each rank's record of a step, and the manifest that commits the step.
 
-A record names the layout its image has and the checksums of its bytes; the manifest holds the SHA-256 of
-every record. So a manifest that is whole vouches for every byte of the step.
+A record names the layout its image has and the checksums of its bytes; the manifest holds the SHA-256 of every record.
+So a manifest that is whole vouches for every byte of the step.
 """
 
 from __future__ import annotations
@@ -99,9 +99,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the manifest says of one rank: its image's size, checksum and layout, and its record file's
-    SHA-256.
-    """
+    """What the manifest says of one rank: its image's size, checksum and layout, and its record file's SHA-256."""
 
     rank: int
     nbytes: int
@@ -209,8 +207,7 @@ def encode_record(record: Record) -> bytes:
 def decode_record(data: bytes, *, source: str = "record") -> Record:
     """Read a record's file and check all of it but its values, which `values.decode` reads.
 
-    `source` is what messages call it. CorruptError where it is damaged, VersionError where it is of a newer
-    format, FormatError where it contradicts itself.
+    `source` is what messages call it. Raises CorruptError (damaged), VersionError (newer), FormatError (nonsense).
     """
     body, _ = unseal(data, _RECORD, source=source, limit=MAX_RECORD_FILE)
     record = Record(
