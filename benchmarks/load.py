@@ -160,7 +160,8 @@ def main() -> None:
         buffer = bare.buffer(size // 4096 * 4096)
         names = arguments.only or list(NAMES)
         for turn in range(arguments.rounds + 1):
-            for name in ("bare", *names):
+            order = ["bare", *names]  # another one first each round: whoever follows a given one may gain or lose by it
+            for name in order[turn % len(order) :] + order[: turn % len(order)]:
                 if name in absent:
                     continue
                 drop(loaders.files())
@@ -204,7 +205,7 @@ def main() -> None:
         elif name in absent:
             page.rows.append((label, "–", "–", absent[name]))
     page.notes = [
-        f"{arguments.rounds} rounds taking turns, medians, after one that warms up",
+        f"{arguments.rounds} rounds, another loader first in each, medians, after one that warms up",
         "files dropped from the page cache each time",
         "the floor: the slower of the bare reader and, to a device, the copy from registered host memory",
         "zerostall and fastsafetensors read past the page cache; the others through it",

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 BLOCK = 4 << 20
 """Bytes of one read; see native/checks.hpp."""
 
-ROUND = 64 << 20
-"""What one rank reads before it passes it on. Whole chunks, so that few are read on two ranks."""
+ROUND = 256 << 20
+"""What one rank reads before it passes it on. Many chunks: the one at either end may be read on two ranks."""
 
 _SMALL = 1 << 20
 _HUGE = 2 << 20
@@ -77,8 +77,9 @@ def fill(
         CorruptError: bytes fail their checksum or are not there; on every rank of the group.
         StorageError: a file cannot be read.
     """
-    shares = [share for file, places in wanted for share in _cut(file, places)]
     rank, size = (dist.get_rank(group), dist.get_world_size(group)) if group is not None else (0, 1)
+    # Alone, a file is read in one go, and no chunk twice.
+    shares = [share for file, places in wanted for share in _cut(file, places, ROUND if size > 1 else None)]
     with contextlib.closing(_Reader(device)) as reader:
         if size == 1:
             for share in shares:
@@ -195,12 +196,12 @@ class _Reader:
         return segment
 
 
-def _cut(file: File, places: Sequence[Place]) -> Iterator[_Share]:
+def _cut(file: File, places: Sequence[Place], most: int | None) -> Iterator[_Share]:
     share = _Share(file)
     for place in sorted(places, key=lambda place: place.offset):
         share.places.append(place)
         share.nbytes += place.target.numel()
-        if share.nbytes >= ROUND:
+        if most is not None and share.nbytes >= most:
             yield share
             share = _Share(file)
     if share.places:
