@@ -57,13 +57,14 @@ def main() -> None:
     page = verbs.add_parser("report", help="write table, plots and timeline")
     page.add_argument("raw", type=Path, nargs="+", help="later ones add to earlier ones")
     page.add_argument("--to", type=Path, help="folder and name of what is written, without ending (default: as RAW)")
+    page.add_argument("--remark", action="append", default=[], help="a paragraph at the top, once or more often")
     arguments = parser.parse_args()
     if arguments.verb == "one":
         one_process(json.loads(arguments.job.read_text()))
     elif arguments.verb == "report":
         from benchmarks.stall.report import write
 
-        for path in write(arguments.raw, arguments.to or arguments.raw[0].with_suffix("")):
+        for path in write(arguments.raw, arguments.to or arguments.raw[0].with_suffix(""), arguments.remark):
             print(path)
     else:
         cases = chosen(arguments.models.split(","), arguments.systems.split(","))
@@ -127,20 +128,21 @@ def run(arguments: argparse.Namespace, made: Plan) -> None:
                 failure = run_child(job, allowed + GRACE)
             except BaseException as error:  # noqa: BLE001 - what was found out until then is kept
                 failure, ended = str(error) or type(error).__name__, error
-        found: list[Subject] = []
-        if part.exists():
-            facts = json.loads(part.read_text())
-            found = [from_json(one) for one in facts["subjects"]]
-            batches[model] = facts["batches"]
-        for peer in dict.fromkeys(case.peer for case in cases):
-            subject = next((one for one in found if one.peer == peer), None)
-            if subject is None:
-                found.append(Subject(peer, model, failure=failure or "no result"))
-            elif failure and subject.correct == "not looked at" and peer != "none":
-                subject.failure = failure
-        subjects += found
-        raw["subjects"] = [to_json(subject) for subject in subjects]
-        arguments.out.write_text(json.dumps(raw, separators=(",", ":")))
+            # Before the folder goes, which takes a while.
+            found: list[Subject] = []
+            if part.exists():
+                facts = json.loads(part.read_text())
+                found = [from_json(one) for one in facts["subjects"]]
+                batches[model] = facts["batches"]
+            for peer in dict.fromkeys(case.peer for case in cases):
+                subject = next((one for one in found if one.peer == peer), None)
+                if subject is None:
+                    found.append(Subject(peer, model, failure=failure or "no result"))
+                elif failure and subject.correct == "not looked at" and peer != "none":
+                    subject.failure = failure
+            subjects += found
+            raw["subjects"] = [to_json(subject) for subject in subjects]
+            arguments.out.write_text(json.dumps(raw, separators=(",", ":")))
         if ended is not None:
             raise ended
     part.unlink(missing_ok=True)

@@ -137,6 +137,7 @@ def note(outcome: Outcome, blocks: list[Block]) -> None:
     for at, block in enumerate(blocks):
         (outcome.saved if block.saves else outcome.bare).extend(step.end - step.begin for step in block.steps)
         if not block.saves:
+            outcome.idle_call += [step.called - step.begin for step in block.steps]
             outcome.idle_guard += [step.guarded - step.ready for step in block.steps]
             outcome.idle_inserted += [step.device[2] - step.device[1] for step in block.steps]
             outcome.bare_update += [step.device[3] - step.device[2] for step in block.steps]

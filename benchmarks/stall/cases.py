@@ -76,7 +76,7 @@ class Outcome:
     Attributes:
         bare: step times of the blocks without saves; `saved`: of those with, one for each step.
         call, guard, inserted: the call; the thread's wait before the update; what that put into the device's stream.
-        idle_guard, idle_inserted: the same two where nothing was saved, one for each bare step.
+        idle_call, idle_guard, idle_inserted: the same of each bare step, which is what measuring takes.
         update, bare_update: of the device's stream, the update itself, after saves and without.
         added: of each block: its time less that of as many bare steps, by accepted save.
         drain: from a save until its bytes had left the device, where the system says so.
@@ -94,6 +94,7 @@ class Outcome:
     call: list[float] = field(default_factory=list)
     guard: list[float] = field(default_factory=list)
     inserted: list[float] = field(default_factory=list)
+    idle_call: list[float] = field(default_factory=list)
     idle_guard: list[float] = field(default_factory=list)
     idle_inserted: list[float] = field(default_factory=list)
     update: list[float] = field(default_factory=list)

@@ -139,12 +139,13 @@ class Loop:
     def step(self, save: Callable[[], bool] | None, wait: Callable[[], None]) -> tuple[Step, list[object]]:
         """One step; `save` comes first, if at all, `wait` before the update. Marks are read later, by `settle`."""
         now, mark = self.clock.now, self.clock.mark
-        begin, marks = now(), [mark()]
+        marks = [mark()]
+        begin = now()
         saved = save is not None and save()
         called = now()
         total = self.gradients()
-        ready = now()
         marks.append(mark())
+        ready = now()
         wait()
         guarded = 0.0
 

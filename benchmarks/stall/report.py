@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.peers import LABELS, OURS
 from benchmarks.report import interval, median, percentile, seconds
 from benchmarks.stall.cases import Case, Outcome, Subject, from_json
-from benchmarks.stall.goals import CEILING, added, goals, stalls, throughput
+from benchmarks.stall.goals import CEILING, added, calls, goals, guards, stalls, throughput
 
 COLUMNS = (
     "system",
@@ -40,7 +40,7 @@ MORE = (
 )
 
 
-def write(raws: list[Path], target: Path) -> list[Path]:
+def write(raws: list[Path], target: Path, remarks: list[str]) -> list[Path]:
     """Writes TARGET.md, TARGET.json (raw results of all runs), TARGET-*.png, TARGET.trace.json; returns their paths."""
     from benchmarks.stall import figures, timeline
 
@@ -56,13 +56,14 @@ def write(raws: list[Path], target: Path) -> list[Path]:
     raw = target.with_name(target.name + ".json")
     raw.write_text(json.dumps(facts, separators=(",", ":")))
     page = target.with_name(target.name + ".md")
-    page.write_text(render(facts, subjects, [path.name for path in [raw, *drawn, trace]]))
+    page.write_text(render(facts, subjects, remarks, [path.name for path in [raw, *drawn, trace]]))
     return [page, raw, *drawn, trace]
 
 
-def render(facts: list[dict], subjects: list[Subject], files: list[str]) -> str:
+def render(facts: list[dict], subjects: list[Subject], remarks: list[str], files: list[str]) -> str:
     first = facts[0]
     lines = [f"# What a save costs training: {first['device']}", ""]
+    lines += [line for remark in remarks for line in (remark, "")]
     for model in dict.fromkeys(subject.model for subject in subjects):
         lines += of_model(model, [subject for subject in subjects if subject.model == model])
     if reached := goals(subjects) if first["device"] != "cpu" else []:
@@ -90,7 +91,8 @@ NOTES = (
     "warmed up, torch_checkpointing without direct I/O (its own fails on ext4), DCP's stager kept open by hand and "
     "with a synchronize before each save, since it waits for no stream",
     "call: the save on the training thread. guard: what that thread waits for before the update, and what that puts "
-    "into the device's stream, by events around it. stall: call, and the larger of the other two",
+    "into the device's stream, by events around it. stall: call, and the larger of the other two. What the same marks "
+    "tell in steps without saves, which is what measuring takes, is taken out of call, guard and stall",
     "added: time of a block with saves less that of as many steps of the blocks without right before and after it, by "
     "the device's clock, by accepted save, with the 95 % interval of the mean; floor: the state's bytes over 4.3 TB/s",
     "a device that was idle computes faster for about a second: steps go before the first block, and there is no pause "
@@ -146,8 +148,8 @@ def row(subject: Subject, outcome: Outcome) -> tuple[str, ...]:
         LABELS[subject.peer],
         "–" if nothing else f"{outcome.saves}" + (f" of {asked}" if outcome.skipped else ""),
         seconds(median(outcome.bare)),
-        "–" if nothing else " / ".join(seconds(percentile(outcome.call, share)) for share in (0.5, 0.99, 1.0)),
-        "–" if nothing else " / ".join(seconds(percentile(outcome.guard, share)) for share in (0.5, 1.0)),
+        "–" if nothing else " / ".join(seconds(percentile(calls(outcome), share)) for share in (0.5, 0.99, 1.0)),
+        "–" if nothing else " / ".join(seconds(percentile(guards(outcome), share)) for share in (0.5, 1.0)),
         "–" if nothing else " / ".join(seconds(percentile(outcome.inserted, share)) for share in (0.5, 1.0)),
         "–" if nothing else " / ".join(seconds(percentile(both, share)) for share in (0.5, 0.99)),
         added(outcome) + (" (noise)" if nothing else ""),
