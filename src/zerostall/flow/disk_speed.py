@@ -15,7 +15,7 @@ import msgspec
 
 from zerostall import native
 from zerostall.core.layout import CHUNK
-from zerostall.errors import CorruptError, StorageError
+from zerostall.errors import CorruptError
 from zerostall.flow import bare_disk
 from zerostall.tiers.files import free_bytes, no_room, storage_errors
 
@@ -183,8 +183,6 @@ class _Ours:
 def _takes_direct(path: Path) -> bool:
     try:
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC, 0o600))
-    except StorageError:
-        raise
     except OSError:
         return False
     return True

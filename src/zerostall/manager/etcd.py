@@ -156,7 +156,7 @@ class Etcd:
 
     def keep_alive(self, lease: str) -> bool:
         """Begin the lease's time anew; False when it has run out."""
-        return self._ask("/v3/lease/keepalive", {"ID": lease}, KeptAlive).result.TTL != "0"
+        return self._ask("/v3/lease/keepalive", {"ID": lease}, KeptAlive, stream=True).result.TTL != "0"
 
     def revoke(self, lease: str) -> None:
         self._ask("/v3/lease/revoke", {"ID": lease}, msgspec.Raw)
@@ -180,8 +180,8 @@ class Etcd:
             return http.client.HTTPSConnection(host, port, timeout=seconds, context=self._tls)
         return http.client.HTTPConnection(host, port, timeout=seconds)
 
-    def _ask(self, path: str, message: object, kind: type[Answer]) -> Answer:
-        """Each member is asked once; one that fails is asked last the next time."""
+    def _ask(self, path: str, message: object, kind: type[Answer], *, stream: bool = False) -> Answer:
+        """Each member is asked once; one that fails is asked last the next time. Of a stream the first line counts."""
         problem = ""
         for _ in range(len(self.place.endpoints) + (self._connection is not None)):
             try:
@@ -189,9 +189,9 @@ class Etcd:
                     self._connection = self._connect(*self.place.endpoints[self._at], TIMEOUT)
                 self._connection.request("POST", path, msgspec.json.encode(message))
                 answer = self._connection.getresponse()
-                body = answer.readline(_MOST_BYTES) if path.endswith("keepalive") else answer.read(_MOST_BYTES)
-                if path.endswith("keepalive"):
-                    self.close()  # that answer is a stream
+                body = answer.readline(_MOST_BYTES) if stream else answer.read(_MOST_BYTES)
+                if stream:
+                    self.close()  # more may come on it
                 if answer.status == 200:
                     return msgspec.json.decode(body, type=kind)
                 problem = f"status {answer.status}: {body[:200].decode(errors='replace')}"
