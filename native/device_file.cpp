@@ -1,6 +1,7 @@
 #include "device_file.hpp"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,22 +20,22 @@ int duplicate(int fd) {
   return own;
 }
 
-// `move` as cuFile does, which may stop short: the next move must begin at a whole page again. False: nothing
-// came.
+// `move` as cuFile does, which may stop short: the next move must begin at a whole page again. Gives how much
+// of `nbytes` was moved: less than all of them if nothing came, or less than a page.
 template <class Move>
-bool move_pages(uint64_t nbytes, uint64_t offset, Move&& move) {
+uint64_t move_pages(uint64_t nbytes, Move&& move) {
   const uint64_t whole = (nbytes + File::kAlign - 1) / File::kAlign * File::kAlign;
   for (uint64_t done = 0; done < nbytes;) {
     const uint64_t got = move(done, whole - done);
     if (done + got >= nbytes) break;
-    if (got == 0) return false;
-    const uint64_t kept = got - got % File::kAlign;
-    if (kept == 0)
-      throw Error(Kind::storage, "cuFile stopped within the page at byte " + std::to_string(offset + done),
-                  EIO);
-    done += kept;
+    if (got < File::kAlign) return done + got;
+    done += got - got % File::kAlign;
   }
-  return true;
+  return nbytes;
+}
+
+Error stopped(uint64_t at) {
+  return Error(Kind::storage, "cuFile stopped at byte " + std::to_string(at), EIO);
 }
 
 }  // namespace
@@ -60,17 +61,19 @@ DeviceFile::~DeviceFile() {
 }
 
 bool DeviceFile::read(CUdeviceptr to, uint64_t nbytes, uint64_t offset) const {
-  return move_pages(nbytes, offset, [&](uint64_t done, uint64_t most) {
-    return handle_->read(to + done, most, offset + done);
-  });
+  const uint64_t moved = move_pages(
+      nbytes, [&](uint64_t done, uint64_t most) { return handle_->read(to + done, most, offset + done); });
+  if (moved == nbytes) return true;
+  struct stat about;
+  if (::fstat(fd_, &about) != 0) throw system_error(Kind::storage, "cannot ask for a file's size", errno);
+  if (offset + moved < static_cast<uint64_t>(about.st_size)) throw stopped(offset + moved);
+  return false;
 }
 
 void DeviceFile::write(CUdeviceptr from, uint64_t nbytes, uint64_t offset) const {
-  const bool all = move_pages(nbytes, offset, [&](uint64_t done, uint64_t most) {
-    return handle_->write(from + done, most, offset + done);
-  });
-  if (!all)
-    throw Error(Kind::storage, "cuFile wrote nothing of the block at byte " + std::to_string(offset), EIO);
+  const uint64_t moved = move_pages(
+      nbytes, [&](uint64_t done, uint64_t most) { return handle_->write(from + done, most, offset + done); });
+  if (moved < nbytes) throw stopped(offset + moved);
 }
 
 std::shared_ptr<DeviceTransfer> DeviceTransfer::begin(const Pool& pool,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -159,6 +160,19 @@ def test_damage_and_short_files(
             again(known)
 
 
+@pytest.mark.parametrize("straight", [False, True])
+@pytest.mark.parametrize("cut", [0, 1, 4095, 4096, 5000, MIB, 4 * COUNTS[6] - 1])
+def test_wherever_a_file_ends_early_is_said_so(
+    fake: FakeCuda, cufile: FakeCuFile, device: Device, plan: Plan, file: Path, cut: int, straight: bool
+) -> None:
+    native.cufile_open(device, [])
+    os.truncate(file, 100 + sum(4 * count + 4 for count in COUNTS[:6]) + cut)
+    alone = Pool("test", 1)  # the first block that is short is the one that speaks
+    with pytest.raises(CorruptError, match="the file ends before"):
+        load(alone, plan, file, [StandIn(fake, COUNTS[6])], [6], device=device, straight=straight)
+    alone.close()
+
+
 def test_faults_of_the_device_and_of_cufile(
     fake: FakeCuda, cufile: FakeCuFile, device: Device, pool: Pool, plan: Plan, file: Path
 ) -> None:
@@ -184,6 +198,9 @@ def test_faults_of_the_device_and_of_cufile(
     cufile.fail("cuFileBufRegister", 1, PINNING_FAILED)
     assert "5036" in again().bounced
     assert targets[0].bytes() == piece(file.read_bytes(), 6)
+    cufile.short(100)
+    with pytest.raises(StorageError, match="cuFile stopped at byte"):
+        again()
     for most in (1 << 20, (64 << 10) + 5):
         cufile.short(most)
         again()
