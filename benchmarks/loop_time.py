@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.machine import ROOT
-from benchmarks.report import Report, median, percentile, seconds
+from benchmarks.report import Report, interval, median, percentile, seconds
 
 DEFAULT = ("none", "torch.save", "dcp", "dcp-stager", "torch_checkpointing", "overlap", "freeze")
 
@@ -180,6 +180,12 @@ def rows(found: list[Samples]) -> list[tuple[str, ...]]:
     return table
 
 
+def spread(one: Samples) -> str:
+    """How sure the time is that a system adds."""
+    mean, half = interval(one.added)
+    return f"{one.peer} {mean * 1e3:.1f} ± {half * 1e3:.1f} ms"
+
+
 COLUMNS = (
     "",
     "step",
@@ -201,7 +207,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--layers", type=int, default=6)
     options.add_argument("--batch", type=int, default=4)
     options.add_argument("--context", type=int, default=64)
-    options.add_argument("--blocks", type=int, default=6, help="blocks with saves; one more without")
+    options.add_argument("--blocks", type=int, default=16, help="blocks with saves; one more without")
     options.add_argument("--steps", type=int, default=8, help="steps a block, a multiple of --every")
     options.add_argument("--every", type=int, default=2, help="a save every so many steps")
     options.add_argument("--durable", type=int, default=3, help="saves timed until they are on disk")
@@ -256,6 +262,7 @@ def report(arguments: argparse.Namespace, found: list[Samples]) -> Report:
         "is free (counted) and writes the newest image to disk in the background, at most every 5 s, not every one",
         "on disk: from the call until the newest save is finished, the loop standing still; median",
         f"plain copy: {seconds(median(found[-1].copy))} by torch with all threads",
+        "added per save, mean of the blocks and its 95 % interval: " + "; ".join(map(spread, found)),
     ]
     for one in found:
         for kind in ("bare", "saved", "call", "wait", "added", "durable", "copy"):
