@@ -3,12 +3,16 @@
 #include "bindings.hpp"
 #include "error.hpp"
 #include "peer.hpp"
+#include "recall.hpp"
+#include "tensors.hpp"
 #include "unload.hpp"
 
 namespace zs::python {
 namespace {
 
 using Unload = JobOf<zs::Unload>;
+using Recall = JobOf<zs::Recall>;
+using Runs = std::vector<std::pair<uint64_t, uint64_t>>;
 
 void bind_facts(nb::module_& m) {
   nb::class_<zs::DeviceFacts>(m, "DeviceFacts", "A CUDA device that this process sees.")
@@ -59,7 +63,7 @@ void bind_unload(nb::module_& m) {
       .def(
           "__init__",
           [](Unload* self, nb::object pool, nb::object device, nb::object vault, uint64_t at, uint64_t image,
-             uint64_t nbytes, uint64_t chunk_bytes, const std::vector<std::pair<uint64_t, uint64_t>>& runs) {
+             uint64_t nbytes, uint64_t chunk_bytes, const Runs& runs) {
             const auto& workers = nb::cast<const zs::Pool&>(pool);
             const std::shared_ptr<zs::Device> from = nb::cast<const Device&>(device).device;
             const auto& memory = nb::cast<const zs::Vault&>(vault);
@@ -85,12 +89,47 @@ void bind_unload(nb::module_& m) {
           "CRC-32C of each chunk of the whole image, when done.");
 }
 
+void bind_recall(nb::module_& m) {
+  nb::class_<Recall, Job>(m, "Recall", "What lies in a vault of an image, to tensors on a device.")
+      .def(
+          "__init__",
+          [](Recall* self, nb::object pool, const Plan& plan, nb::object targets,
+             std::vector<uint32_t> pieces, uint64_t peer, const Runs& runs,
+             const std::pair<nb::object, uint64_t>& stream) {
+            zs::Arrays arrays = nb::cast<zs::Tensors&>(targets).targets();
+            const auto& workers = nb::cast<const zs::Pool&>(pool);
+            std::vector<nb::object> keep{pool, targets};
+            zs::Training training = trainings_of({stream}, &keep).front();
+            make(self, std::move(keep), [&] {
+              return zs::Recall::begin(workers, plan.plan, std::move(arrays), std::move(pieces), peer, runs,
+                                       std::move(training));
+            });
+          },
+          "pool"_a, "plan"_a, "targets"_a, "pieces"_a, nb::kw_only(), "peer"_a, "runs"_a, "stream"_a,
+          nb::sig("def __init__(self, pool: Pool, plan: Plan, targets: Tensors, "
+                  "pieces: collections.abc.Sequence[int], *, peer: int, "
+                  "runs: collections.abc.Sequence[tuple[int, int]], stream: tuple[Device, int]) -> None"),
+          "targets[i] is to receive piece pieces[i]; those that are on the device of `stream` and whose "
+          "piece lies whole in `runs` (offset, size) of the memory at `peer` do. That memory must stay open.")
+      .def_prop_ro(
+          "taken", [](const Recall& r) { return r.get().taken(); }, "Which targets it brings, rising.")
+      .def(
+          "bad",
+          [](const Recall& r, uint64_t image, const std::vector<uint32_t>& checksums) {
+            return r.get().bad(pointer<const std::byte>(image), checksums);
+          },
+          "image"_a, "checksums"_a, nogil(),
+          "When done: chunks of which other bytes have arrived, as the device itself sees them. What it did "
+          "not bring is taken from `image`. DeviceError, CapacityError: the device cannot look.");
+}
+
 }  // namespace
 
 void bind_peer(nb::module_& m) {
   bind_facts(m);
   bind_lending(m);
   bind_unload(m);
+  bind_recall(m);
 }
 
 }  // namespace zs::python

@@ -49,7 +49,8 @@ CUresult copy_one(Way way, const Copy& one, CUstream stream) {
     case Way::to_device:
       return d.cuMemcpyHtoDAsync(one.to, reinterpret_cast<const void*>(one.from), one.nbytes, stream);
     case Way::within:
-    case Way::to_peer:  // one address space: the driver sees whose memory that is
+    case Way::to_peer:
+    case Way::from_peer:  // one address space: the driver sees whose memory that is
       return d.cuMemcpyDtoDAsync(one.to, one.from, one.nbytes, stream);
   }
   return CUDA_ERROR_INVALID_VALUE;

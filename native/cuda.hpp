@@ -84,7 +84,7 @@ struct Copy {
   CUdeviceptr to, from;
   size_t nbytes;
 };
-enum class Way { to_host, to_device, within, to_peer };
+enum class Way { to_host, to_device, within, to_peer, from_peer };
 
 // Queues the copies; with `batch`, in one call where there are several and the driver can. A batch must not
 // go to the legacy default stream, and its host memory must be pinned.

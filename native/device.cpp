@@ -267,7 +267,7 @@ bool Device::turn(std::unique_lock<std::mutex>& lock) {
     if (first) lane->first_landed = lane->landed;
     const bool last_in_a_row = lane->landed == lane->parts.size() || lane->landed == lane->kept_from ||
                                lane->parts[lane->landed].frozen;
-    if (last_in_a_row && !part.frozen && lane->way != cuda::Way::to_device) note_rate(*lane);
+    if (last_in_a_row && !part.frozen && lane->forecast) note_rate(*lane);
     landed.push_back(part.name);
     part.frozen = {};
   }

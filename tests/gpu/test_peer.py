@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -155,6 +156,38 @@ def test_what_lies_in_the_vault_when_the_trainer_is_killed_is_finished(tmp_path:
         assert ckpt.restore() == number
         expected = torch.load(tmp_path / "expected", map_location="cuda")
         assert_same(tensors(model, optimizer), expected)
+        assert ckpt.stats.restored_from == "peer"
+
+
+def test_a_restore_comes_from_the_vault_and_from_host_memory_where_that_is_spoilt(tmp_path: Path) -> None:
+    model, optimizer = training(width=4096)
+    with zerostall.Checkpointer(
+        tmp_path, when_busy="wait", keep=9, peer=True, model=model, optimizer=optimizer
+    ) as ckpt:
+        number = until_stowed(ckpt, lambda: step(model, optimizer), 1)
+        expected = clones(model, optimizer)
+        ckpt.save(number).wait("host")
+        for tier in ("peer", "host"):
+            step(model, optimizer)
+            start = time.perf_counter()
+            assert ckpt.restore(number) == number
+            torch.cuda.synchronize()
+            print(f"restored from {tier} in {time.perf_counter() - start:.3f} s")
+            assert_same(tensors(model, optimizer), expected)
+            assert ckpt.stats.restored_from == tier
+            spoil(ckpt)
+
+
+def spoil(ckpt: zerostall.Checkpointer) -> None:
+    """All that lies in its locker is other bytes from now on."""
+    opened, locker = ckpt._lockers._opened, ckpt._lockers._locker
+    assert opened is not None and locker is not None
+    other = torch.full((locker.places * locker.stride,), 0xEE, dtype=torch.uint8, device="cuda")
+    copy = ctypes.CDLL("libcuda.so.1").cuMemcpyDtoD_v2
+    copy.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t]
+    torch.cuda.synchronize()
+    assert copy(opened[1].address, other.data_ptr(), other.nbytes) == 0
+    torch.cuda.synchronize()
 
 
 def test_no_memory_is_lost_over_many_saves(tmp_path: Path) -> None:

@@ -11,11 +11,10 @@ import pytest
 
 from hand import agent_pid, kill_agent, visit, wait_until
 from standin.cuda import LAUNCH_FAILED
-from standin.training import SIZES, Trainer, expected
+from standin.training import IMAGE, Trainer, expected
 from zerostall.wire import messages as m
 
 Start = Callable[..., Trainer]
-IMAGE = 4 * sum(SIZES)
 
 
 @pytest.fixture
@@ -113,6 +112,7 @@ def test_what_lies_in_the_vault_when_the_trainer_is_killed_is_finished(start: St
     after = start()
     assert after.ask("restore") == 12
     assert after.ask("digest") == expected(12)
+    assert after.ask("stats")["restored_from"] == "peer"
     save(after, 13)
     after.close()
 
@@ -125,6 +125,36 @@ def test_a_restore_in_the_same_process_waits_for_what_is_on_its_way(start: Start
     trainer.ask("fill", 99)
     assert trainer.ask("restore") == 12
     assert trainer.ask("digest") == expected(12)
+    assert trainer.ask("stats")["restored_from"] == "peer"
+
+
+def test_of_several_steps_each_comes_from_where_it_is(start: Start) -> None:
+    trainer = with_locker(start())
+    for step in range(12, 15):
+        save(trainer, step)
+    for step in (13, 14):
+        assert trainer.ask("restore", step) == step
+        assert trainer.ask("digest") == expected(step)
+    assert trainer.ask("stats")["restored_from"] == "peer"  # the newest is there always
+    trainer.close()
+
+
+def test_a_vault_that_cannot_be_restored_from_is_told_and_host_memory_serves(start: Start) -> None:
+    trainer = with_locker(start())
+    save(trainer, 12)
+    trainer.ask("spoil vault")
+    assert trainer.ask("restore") == 12
+    assert trainer.ask("digest") == expected(12)
+    assert trainer.ask("stats")["restored_from"] == "host"
+    assert said(trainer, "arrived as other bytes")
+    trainer.kill()
+    after = start()
+    after.ask("fake", "fail", "cuIpcOpenMemHandle", 1, 201)
+    assert after.ask("restore") == 12
+    assert after.ask("digest") == expected(12)
+    assert after.ask("stats")["restored_from"] == "host"
+    assert said(after, "cuIpcOpenMemHandle")
+    after.close()
 
 
 def test_a_vault_that_is_killed_takes_its_images_along_and_comes_back(start: Start, folder: Path) -> None:

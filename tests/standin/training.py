@@ -25,6 +25,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 SIZES = (5_000_000, 3, 70_001, 1, 4096, 2_500_000, 12)  # of float32; 30 MB in two chunks
 HOST = 1000
+IMAGE = 4 * sum(SIZES)
 ANSWER_SECONDS = 60.0
 
 
@@ -187,6 +188,9 @@ def serve(where: str, options: dict[str, Any]) -> Iterator[Any]:
                 yield [found.text for found in telemetry.fallbacks()]
             case "has locker":
                 yield ckpt._lockers._locker is not None
+            case "spoil vault":
+                locker, (_, memory) = ckpt._lockers._locker, ckpt._lockers._opened
+                yield bool(ctypes.memset(memory.address, 0xEE, locker.places * locker.stride))
             case "fake":
                 yield getattr(fake, rest[0])(*rest[1:])
             case "stream":

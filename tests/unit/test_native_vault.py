@@ -14,6 +14,7 @@ from zerostall.native import (
     Peer,
     Plan,
     Pool,
+    Recall,
     Segment,
     Tensors,
     Unload,
@@ -116,6 +117,87 @@ def test_a_copy_that_fails_is_told_and_the_next_works(fake: FakeCuda, pool: Pool
     again = Unload(pool, devices[1], vault, 0, segment.address, 1 << 20, chunk_bytes=CHUNK, runs=whole)
     again.wait(60)
     assert len(again.checksums) == 16
+
+
+class Drained:
+    """An image in a vault and in host memory; and tensors of another process to be filled from it."""
+
+    def __init__(self, fake: FakeCuda, pool: Pool, devices: tuple[Device, Device]) -> None:
+        self.fake, self.pool, self.device = fake, pool, devices[0]
+        tensors, sources, self.plan = make(fake)
+        self.vault = Vault(devices[1], 2 << 20)
+        self.segment = Segment("test", 2 << 20)
+        self.stream = fake.stream()
+        fill(fake, self.stream, tensors, 7)
+        capture = Capture(
+            pool, self.plan, sources, self.segment.address, at_once=[1, 3], streams=[(self.device, self.stream)],
+            peer=self.vault.address + 4096,
+        )  # fmt: skip
+        self.runs = capture.on_devices
+        capture.wait(60)
+        job = Unload(
+            pool, devices[1], self.vault, 4096, self.segment.address, self.plan.nbytes, chunk_bytes=CHUNK,
+            runs=self.runs,
+        )  # fmt: skip
+        job.wait(60)
+        self.checksums = job.checksums
+        self.tensors, self.targets, _ = make(fake)
+
+    def recall(self, pieces: list[int], targets: Tensors) -> Recall:
+        stream = (self.device, self.stream)
+        at = self.vault.address + 4096
+        return Recall(self.pool, self.plan, targets, pieces, peer=at, runs=self.runs, stream=stream)
+
+
+@pytest.fixture
+def drained(fake: FakeCuda, pool: Pool, devices: tuple[Device, Device]) -> Drained:
+    return Drained(fake, pool, devices)
+
+
+def test_tensors_are_filled_from_the_vault_and_what_has_arrived_is_checked(fake: FakeCuda, drained: Drained) -> None:
+    image = drained.segment.address
+    job = drained.recall(list(range(len(SIZES))), drained.targets)
+    assert job.taken == [k for k in range(len(SIZES)) if k not in HOST]
+    assert job.wait(60)
+    for k in job.taken:
+        assert drained.tensors[k].bytes() == bytes([7]) * (4 * SIZES[k])  # type: ignore[attr-defined]
+    assert job.bad(image, drained.checksums) == []
+    wrong = [sum(4 * (size + 1) for size in SIZES[:k]) + 100 for k in (2, 5)]  # where these begin in the image
+    for k in (2, 5):
+        fake.write(drained.tensors[k], b"x")  # type: ignore[arg-type]
+    assert job.bad(image, drained.checksums) == [at // CHUNK for at in wrong]
+
+
+def test_some_of_the_tensors_are_filled_and_the_rest_of_their_chunks_is_host_memory(drained: Drained) -> None:
+    pieces = [2, 6]
+    targets = Tensors([drained.tensors[k] for k in pieces], [False] * 2)
+    assert targets.refresh() == []
+    job = drained.recall(pieces, targets)
+    assert job.taken == [0, 1]
+    assert job.wait(60)
+    assert job.bad(drained.segment.address, drained.checksums) == []
+    drained.segment.view(0, 2 << 20)[100] ^= 1  # of a chunk that piece 2 begins in
+    assert job.bad(drained.segment.address, drained.checksums) == [0]
+    drained.runs = drained.runs[2:]  # without piece 2
+    assert drained.recall(pieces, targets).taken == [1]
+
+
+def test_a_recall_that_fails_or_is_given_up_says_so_and_the_next_works(fake: FakeCuda, drained: Drained) -> None:
+    everything = list(range(len(SIZES)))
+    for function in ("cuMemcpyDtoDAsync", "cuMemcpyBatchAsync"):
+        fake.fail(function, 1, LAUNCH_FAILED)
+    with pytest.raises(DeviceError):
+        drained.recall(everything, drained.targets).wait(60)
+    fake.reset()
+    fake.hold(drained.stream)  # what the copies come after
+    job = drained.recall(everything, drained.targets)
+    assert not job.wait(0.05)
+    with pytest.raises(ValueError, match="not arrived"):
+        job.bad(drained.segment.address, drained.checksums)
+    fake.release()
+    del job
+    last = drained.recall(everything, drained.targets)
+    assert last.wait(60) and last.bad(drained.segment.address, drained.checksums) == []
 
 
 def test_what_makes_no_sense_is_refused(fake: FakeCuda, pool: Pool, devices) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from zerostall.agent.berth import Berth
     from zerostall.agent.client import Client
     from zerostall.agent.elsewhere import OfRun
+    from zerostall.agent.stowage import Stowage
     from zerostall.core.manifest import Manifest, RankFacts
     from zerostall.flow.governor import Governor
     from zerostall.tiers.contract import RunTier
@@ -120,8 +121,8 @@ class Fetches:
         wanted = rank if request.rank is None else request.rank
         berth = berths.get(wanted)
         tier = berth.tier_with(request.step) if request.tier == "host" and berth is not None else None
-        if tier is not None:
-            self._from_host(client, tier, request)
+        if berth is not None and tier is not None:
+            self._from_host(client, tier, request, berth.stowage)
         elif request.tier == "replica":
             if self.elsewhere is None:
                 raise SnapshotNotFoundError("this node belongs to no cluster: there are no copies on other nodes")
@@ -236,9 +237,13 @@ class Fetches:
 
     # ------------------------------------------------------------------------------------------------ whole images
 
-    def _from_host(self, client: Client, tier: HostTier, request: m.Fetch) -> None:
+    def _from_host(self, client: Client, tier: HostTier, request: m.Fetch, stowage: Stowage | None) -> None:
         held = tier.hold(request.step)
         client.fetched.append(lambda: tier.release(held))
+        record = held.image.record
+        lent = stowage.lend(Past(record.step, record.created)) if stowage is not None else None
+        if lent is not None:
+            client.fetched.append(lent[1])
         known = request.chunks is not None
         answer = m.Fetched(
             id=request.id,
@@ -246,8 +251,9 @@ class Fetches:
             offset=held.offset,
             passing=False,
             layout=b"" if known else layouts.encode(tier.layout),
-            record=b"" if known else manifests.encode_record(held.image.record),
+            record=b"" if known else manifests.encode_record(record),
             verified=False,
+            kept=None if lent is None else lent[0],
         )
         client.send(answer, tier.segment.fileno())
 

@@ -1,11 +1,13 @@
-"""One rank's images in another GPU's memory, and their way from there to host memory."""
+"""One rank's images in another GPU's memory, and their way from there to host memory.
+
+What has been drained stays there until its place is wanted: whoever restores copies it from there, GPU to GPU.
+"""
 
 from __future__ import annotations
 
 import secrets
 import time
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,6 +15,7 @@ import msgspec
 from zerostall.core import backoff, checksum
 from zerostall.core import manifest as manifests
 from zerostall.core.candidates import Past
+from zerostall.core.places import Places
 from zerostall.errors import FormatError, ZerostallError
 from zerostall.telemetry import log, say_once
 from zerostall.tiers.host import PAGE
@@ -20,9 +23,10 @@ from zerostall.wire import lockers as w
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from zerostall.agent.berth import Berth, Wish
+    from zerostall.agent.client import Client
     from zerostall.agent.run import Run
     from zerostall.agent.vaults import Vaults
     from zerostall.core.layout import Layout
@@ -31,16 +35,10 @@ if TYPE_CHECKING:
 
 PLACES = 2
 """One is captured into while the other is emptied."""
-LINGER_SECONDS = 15.0
-"""A GPU's memory is not kept for longer for a trainer that is gone: all that was in it is in host memory by then."""
+LINGER_SECONDS = 60.0
+"""A GPU's memory is not kept for longer for a trainer that is gone: one that takes its place may restore from there."""
 _MOST_FAILURES = 5
 _NAMED = 5
-
-
-class _Place(Enum):
-    free = "free"
-    granted = "granted"
-    draining = "draining"
 
 
 @dataclass(slots=True)
@@ -68,13 +66,15 @@ class Stowage:
         self._nbytes = 0
         self._key = 0
         self._handle = b""
-        self._places: list[_Place] = []
+        self._places = Places(0)
         self._granted: tuple[int, int] | None = None  # locker and place; stays when the locker is gone
         self._queue: list[_Consignment] = []
         self._shown: set[int] = set()
         self._failures = 0
         self._retry_at = 0.0
         self._alone_since = 0.0
+        self._tenant: Client | None = None
+        self._last: Client | None = None
         self._newest: tuple[int, float] | None = None
         self.last_error = ""
 
@@ -82,6 +82,7 @@ class Stowage:
 
     def rent(self, request: w.Rent) -> None:
         """The trainer wants a locker; the one that is there serves if it fits."""
+        self._tenant = self._berth.client
         if (request.gpu, request.nbytes) != (self._gpu, self._nbytes):
             self._give_back("its trainer has asked for another locker")
             self._gpu, self._nbytes, self._failures = request.gpu, request.nbytes, 0
@@ -103,12 +104,11 @@ class Stowage:
         """Locker and place for the next capture; locker 0 where there is none, None where all places are taken."""
         if not self._handle:
             return 0, 0
-        for index, place in enumerate(self._places):
-            if place is _Place.free:
-                self._places[index] = _Place.granted
-                self._granted = self._key, index
-                return self._granted
-        return None
+        index = self._places.reserve()
+        if index is None:
+            return None
+        self._granted = self._key, index
+        return self._granted
 
     def ungrant(self) -> None:
         """Nothing was captured into the place that was granted."""
@@ -116,7 +116,7 @@ class Stowage:
             key, index = self._granted
             self._granted = None
             if key == self._key:
-                self._places[index] = _Place.free
+                self._places.free(index)
 
     def stow(self, slot: int, record: Record, wish: Wish, stowed: w.Stowed) -> None:
         """A capture is whole, here and in its slot."""
@@ -132,7 +132,7 @@ class Stowage:
         if record.layout != tier.layout.digest or record.nbytes > self._nbytes:
             raise FormatError("what was stowed is of another layout than this memory")
         tier.slots.fill(slot)
-        self._places[stowed.place] = _Place.draining
+        self._places.drain(stowed.place)
         self._queue.append(_Consignment(tier, slot, stowed, record, wish))
         if len(self._queue) == 1:
             self._drain(self._queue[0])
@@ -152,13 +152,22 @@ class Stowage:
         found.revoked = reason
         return found.wish
 
+    def lend(self, past: Past) -> tuple[w.Kept, Callable[[], None]] | None:
+        """Where that very image lies here, too, if it does; it stays until the function is called."""
+        place = self._places.hold(past)
+        if place is None:
+            return None
+        places = self._places  # those of the locker of now
+        kept = w.Kept(gpu=self._gpu, handle=self._handle, offset=place.index * self._stride, runs=place.runs)
+        return kept, lambda: places.release(place.index)
+
     def _find(self, past: Past) -> _Consignment | None:
         return next((c for c in self._queue if (c.record.step, c.record.created) == (past.step, past.created)), None)
 
     # --------------------------------------------------------------------------------------------- what the vault says
 
     def opened(self, opened: w.Opened) -> None:
-        self._handle, self._places = opened.handle, [_Place.free] * opened.places
+        self._handle, self._places = opened.handle, Places(opened.places)
         if self._berth.current is not None:
             self._show(self._berth.current)
         self._berth.send(self._locker())
@@ -188,16 +197,21 @@ class Stowage:
         if emptied.ghosts:
             names = _names_at(done.tier.layout, emptied.ghosts)
             problem = problem or f"other bytes arrived than the device held, of {', '.join(names[:_NAMED])}"
-        if not problem:
+        past = Past(record.step, record.created)
+        if problem:
+            self._places.free(done.stowed.place)
+        else:
+            self._places.keep(done.stowed.place, past, done.stowed.runs)
             encoded = manifests.encode_record(record)
             self._berth.send(w.Drained(slot=done.slot, step=record.step, created=record.created, record=encoded))
             try:
                 self._run.seal(self._berth, done.slot, record, done.wish)
                 self._newest = record.step, record.created
                 for where in done.promised:
-                    self._run.promises.make(self._berth, Past(record.step, record.created), where)
+                    self._run.promises.make(self._berth, past, where)
             except ZerostallError as error:
                 problem = str(error.args[0])
+                self._places.forget(past)
         if problem:
             self._throw_away(done, problem)
         self._next()
@@ -206,6 +220,7 @@ class Stowage:
         done = self._pop(order)
         if done is not None:
             self.last_error = reason
+            self._places.free(done.stowed.place)
             self._throw_away(done, f"it could not be drained: {reason}")
             self._next()
 
@@ -259,9 +274,7 @@ class Stowage:
     def _pop(self, order: int) -> _Consignment | None:
         if not self._queue or self._queue[0].order != order:
             return None
-        done = self._queue.pop(0)
-        self._places[done.stowed.place] = _Place.free
-        return done
+        return self._queue.pop(0)
 
     def _next(self) -> None:
         if self._queue:
@@ -283,7 +296,7 @@ class Stowage:
 
     def _forget(self, reason: str) -> None:
         """The locker is gone; so is what was in it."""
-        key, self._key, self._handle, self._places = self._key, 0, b"", []
+        key, self._key, self._handle, self._places = self._key, 0, b"", Places(0)
         self._shown.clear()
         gone, self._queue = self._queue, []
         for image in gone:
@@ -301,12 +314,14 @@ class Stowage:
         self._retry_at = 0.0
 
     def advance(self, now: float) -> None:
-        """Ask for a locker again where it is time; let it go where nobody trains."""
-        if self._berth.client is not None or self._queue:
-            self._alone_since = now
+        """Ask for a locker again where it is time; let it go where nobody captures into it."""
+        client = self._berth.client
+        if self._queue or client is not self._last or (client is not None and client is self._tenant):
+            self._alone_since, self._last = now, client
         elif self._key and now - self._alone_since > LINGER_SECONDS:
-            log.info("rank %d of %s: its locker goes, for nobody trains", self._berth.rank, self._run.where)
-            self._give_back("nobody trains")
+            why = "nobody trains" if client is None else "its trainer has asked for none"
+            log.info("rank %d of %s: its locker goes, for %s", self._berth.rank, self._run.where, why)
+            self._give_back(why)
             self._gpu = ""
         if self._retry_at and now >= self._retry_at and self._berth.client is not None:
             self._ask()
@@ -339,9 +354,9 @@ class Stowage:
             where=f"{self.nbytes() / 1e9:.3g} GB of {self._gpu}" if self._handle else "no GPU lends memory",
             newest=step,
             created=created,
-            steps=len(self._queue),
+            steps=len(self._queue) + len(self._places.kept()),
             every=0.0,
-            keep=f"{len(self._places)} at a time, until in host memory" if self._handle else "nothing",
+            keep=f"{len(self._places)} at a time, until there are newer ones" if self._handle else "nothing",
             moving=self._queue[0].record.step if self._queue else None,
             last_error=m.plain(self.last_error),
         )

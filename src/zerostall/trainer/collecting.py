@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,7 +18,7 @@ from zerostall.core import manifest as manifests
 from zerostall.errors import CorruptError, FormatError
 from zerostall.telemetry import log
 from zerostall.tiers.contract import Stored
-from zerostall.trainer.devices import Straightened
+from zerostall.trainer.pouring import Mapped, pour
 from zerostall.trainer.state import writes
 from zerostall.wire import messages as m
 
@@ -27,24 +26,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from zerostall.core.candidates import Copy
-    from zerostall.core.manifest import Record
     from zerostall.trainer.restore import Request, Source
     from zerostall.trainer.state import State
     from zerostall.trainer.state.gathering import Share
 
 
-@dataclass(frozen=True, slots=True)
-class Lent:
-    """The chunks of one rank's image that are needed, in memory."""
+def collect(source: Source, state: State, request: Request, copy: Copy, label: str) -> str:
+    """Restore one step, on all ranks or on none; the tier that this rank's came from.
 
-    record: Record
-    segment: native.Segment
-    offset: int
-    share: Share
-
-
-def collect(source: Source, state: State, request: Request, copy: Copy, label: str) -> None:
-    """Restore one step, on all ranks or on none. Raises on every rank what it raised on one."""
+    Raises on every rank what it raised on one.
+    """
     start = time.perf_counter()
     pool = native.Pool("restore", config.restore_threads())
     stack = contextlib.ExitStack()
@@ -62,18 +53,19 @@ def collect(source: Source, state: State, request: Request, copy: Copy, label: s
             needed = sorted(landings.gathering.shares.items())
             # Several ranks of a node share what is read for one of them, so all of it stays until all are through.
             early = needed if source.world.size > 1 else []
-            lent = [_fetch(source, stack, copy, images[rank], share) for rank, share in early]
+            lent = [(_fetch(source, stack, copy, images[rank], share), share) for rank, share in early]
         with source.world.together(f"restore: {label} is written"):
-            for one in lent:
-                _write(source, pool, one, label)
+            recalled = sum(_write(source, pool, image, share, label) for image, share in lent)
             if source.world.size == 1:
                 for rank, share in needed:
                     with contextlib.ExitStack() as shortly:
-                        _write(source, pool, _fetch(source, shortly, copy, images[rank], share), label)
+                        image = _fetch(source, shortly, copy, images[rank], share)
+                        recalled += _write(source, pool, image, share, label)
                     source.link.tell(m.Release(), timeout=1.0)
             report = state.finish(landings)
     seconds = time.perf_counter() - start
     log.info("restored %s, saved by %d ranks, in %.3f s: %s", label, len(images), seconds, report)
+    return "peer" if recalled else copy.tier
 
 
 def _expected_nowhere(source: Source, unexpected: Sequence[str], what: str) -> list[str]:
@@ -102,7 +94,8 @@ def _describe(source: Source, copy: Copy) -> list[Stored]:
     return images
 
 
-def _fetch(source: Source, stack: contextlib.ExitStack, copy: Copy, stored: Stored, share: Share) -> Lent:
+def _fetch(source: Source, stack: contextlib.ExitStack, copy: Copy, stored: Stored, share: Share) -> Mapped:
+    """The chunks of one rank's image that are needed, in memory."""
     record = stored.record
     chunks = tuple(share.chunks(record.chunk_bytes))
     answer, fds = source.link.ask(
@@ -116,17 +109,13 @@ def _fetch(source: Source, stack: contextlib.ExitStack, copy: Copy, stored: Stor
         segment = source.mappings.get(memory.key, fds[0], memory.nbytes)
     if answer.offset + record.nbytes > segment.nbytes:
         raise CorruptError(f"the image of rank {record.rank} does not fit the memory it came in")
-    return Lent(record, segment, answer.offset, share)
+    return Mapped(record, segment, answer.offset, kept=answer.kept)
 
 
-def _write(source: Source, pool: native.Pool, lent: Lent, label: str) -> None:
-    share, record = lent.share, lent.record
+def _write(source: Source, pool: native.Pool, image: Mapped, share: Share, label: str) -> int:
+    """Fill what is filled from that image; how many bytes came from another GPU's memory."""
+    record, recalled = image.record, 0
     if share.runs:
-        straightened = Straightened([target for _, _, target in share.runs])
-        targets = native.Tensors(straightened.tensors, [False] * len(share.runs))
-        targets.refresh()
-        if targets.devices:
-            source.devices.see(targets.devices)
         plan = native.Plan(
             nbytes=record.nbytes,
             header=b"",
@@ -134,33 +123,26 @@ def _write(source: Source, pool: native.Pool, lent: Lent, label: str) -> None:
             offsets=[offset for offset, _, _ in share.runs],
             sizes=[nbytes for _, nbytes, _ in share.runs],
         )
-        job = native.Scatter(
-            pool,
-            plan,
-            targets,
-            lent.segment.address + lent.offset,
-            checksums=record.checksums,
-            streams=source.devices.now(),
-        )
+        targets = [target for _, _, target in share.runs]
         try:
-            job.wait(None)
+            recalled = pour(pool, source.devices, plan, targets, range(len(targets)), image)
         except CorruptError as error:
             raise CorruptError(f"{label}, rank {record.rank}: {error.args[0]}") from None
-        straightened.pour()
     loose = share.loose_chunks(record.chunk_bytes)
     if loose:
-        _check(pool, lent, loose, label)
-        share.pour(writes.as_bytes(lent.segment.view(lent.offset, record.nbytes)))
+        _check(pool, image, loose, label)
+        share.pour(writes.as_bytes(image.segment.view(image.offset, record.nbytes)))
+    return recalled
 
 
-def _check(pool: native.Pool, lent: Lent, chunks: Sequence[int], label: str) -> None:
+def _check(pool: native.Pool, image: Mapped, chunks: Sequence[int], label: str) -> None:
     """Check chunks whose bytes are read past `native.Scatter`."""
-    record = lent.record
+    record = image.record
     for first, last in _stretches(chunks):
         begin = first * record.chunk_bytes
         job = native.Verify(
             pool,
-            lent.segment.address + lent.offset + begin,
+            image.address + begin,
             min(record.nbytes, (last + 1) * record.chunk_bytes) - begin,
             record.chunk_bytes,
             record.checksums[first : last + 1],

@@ -27,13 +27,14 @@ from zerostall.telemetry import log
 from zerostall.tiers.contract import Stored
 from zerostall.trainer import collecting
 from zerostall.trainer.captures import plan_of
-from zerostall.trainer.devices import Straightened
+from zerostall.trainer.pouring import Mapped, pour
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from zerostall.core.layout import Layout
     from zerostall.trainer.devices import Devices
     from zerostall.trainer.link import Link
     from zerostall.trainer.mappings import Mappings
@@ -44,7 +45,6 @@ T = TypeVar("T")
 _COPIES = msgspec.json.Decoder(list[Copy])
 _DAMAGE = msgspec.json.Decoder(list[tuple[str, str]])
 _ATTEMPTS = 4
-_WORTH_PINNING = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +63,6 @@ class Outcome:
     step: int | None
     seen: frozenset[Past]
     tier: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Mapped:
-    """An image in memory that this process has mapped."""
-
-    stored: Stored
-    segment: native.Segment
-    address: int
-    verified: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +165,8 @@ def _bring(
             if copy.created != past.created or copy.label in dict(damaged):
                 continue
             try:
-                with _mapped(source.link, source.mappings, copy) as mapped:
-                    _put_back(source.devices, state, request, mapped, copy.label)
-                    return copy.tier
+                with _mapped(source.link, source.mappings, copy) as (layout, image):
+                    return _put_back(source.devices, state, request, layout, image, copy)
             except AgentError:
                 copies[:] = _find(source.link, source.where)
                 raise
@@ -212,8 +201,7 @@ def _collect(
             tiers = sorted(clean, key=lambda tier: tier == "replica") or ["disk"]
         tier = tiers[min(turn, len(tiers) - 1)]
         try:
-            collecting.collect(source, state, request, Copy(past.step, tier), f"step {past.step}")
-            return tier, []
+            return collecting.collect(source, state, request, Copy(past.step, tier), f"step {past.step}"), []
         except (MismatchError, VersionError, WaitTimeoutError):
             raise
         except AgentError as error:
@@ -257,7 +245,7 @@ def _nothing(request: Request, where: Path | str, damaged: Mapping[str, str], se
 
 
 @contextlib.contextmanager
-def _mapped(link: Link, mappings: Mappings, copy: Copy) -> Iterator[Mapped]:
+def _mapped(link: Link, mappings: Mappings, copy: Copy) -> Iterator[tuple[Layout, Mapped]]:
     """The image in memory, for as long as the block lasts."""
     answer, fds = link.ask(lambda id: m.Fetch(id=id, step=copy.step, tier=copy.tier))
     assert isinstance(answer, m.Fetched)
@@ -272,62 +260,40 @@ def _mapped(link: Link, mappings: Mappings, copy: Copy) -> Iterator[Mapped]:
         link.tell(m.Release(), timeout=1.0)
 
 
-def _checked(answer: m.Fetched, segment: native.Segment) -> Mapped:
+def _checked(answer: m.Fetched, segment: native.Segment) -> tuple[Layout, Mapped]:
     layout = layouts.decode(answer.layout)
     record = manifests.decode_record(answer.record)
     if answer.offset + layout.nbytes > segment.nbytes or layout.digest != record.layout:
         raise CorruptError("the image does not fit the memory it came in")
-    return Mapped(Stored(layout, record), segment, segment.address + answer.offset, answer.verified)
+    return layout, Mapped(record, segment, answer.offset, answer.verified, answer.kept)
 
 
-def _put_back(devices: Devices, state: State, request: Request, mapped: Mapped, label: str) -> None:
+def _put_back(devices: Devices, state: State, request: Request, layout: Layout, image: Mapped, copy: Copy) -> str:
+    """Write it; the tier that it came from."""
     start = time.perf_counter()
     pool = native.Pool("restore", config.restore_threads())  # training waits: all cores may help
     try:
-        report = _write(pool, devices, state, request, mapped, label)
+        report, tier = _write(pool, devices, state, request, layout, image, copy)
     finally:
         pool.close()
-    log.info("restored %s in %.3f s: %s", label, time.perf_counter() - start, report)
+    log.info("restored step %d in %s in %.3f s: %s", copy.step, tier, time.perf_counter() - start, report)
+    return tier
 
 
 def _write(
-    pool: native.Pool, devices: Devices, state: State, request: Request, mapped: Mapped, label: str
-) -> RestoreReport:
-    stored = mapped.stored
-    targets = state.targets(stored, request.asked)
-    record = stored.record
-    if targets.views and not mapped.verified:
+    pool: native.Pool, devices: Devices, state: State, request: Request, layout: Layout, image: Mapped, copy: Copy
+) -> tuple[RestoreReport, str]:
+    record = image.record
+    targets = state.targets(Stored(layout, record), request.asked)
+    if targets.views and not image.verified:
         # Aliases that are apart in the target are read from all over the image: it is checked whole, first.
-        check = native.Verify(pool, mapped.address, record.nbytes, record.chunk_bytes, record.checksums)
+        check = native.Verify(pool, image.address, record.nbytes, record.chunk_bytes, record.checksums)
         check.wait(None)
         if check.bad:
-            raise CorruptError(f"{label}: chunk {check.bad[0]} of {len(record.checksums)} fails its checksum")
+            raise CorruptError(f"{copy.label}: chunk {check.bad[0]} of {len(record.checksums)} fails its checksum")
+    tier = copy.tier
     if targets.entries:
-        straightened = Straightened(targets.tensors)
-        tensors = native.Tensors(straightened.tensors, [False] * len(targets.tensors))
-        tensors.refresh()
-        if tensors.devices:
-            devices.see(tensors.devices)
-            _pin(devices, pool, mapped)
-        # Checked once more on this last hop even where the agent has just checked: it costs nothing while copying.
-        native.Scatter(
-            pool,
-            plan_of(stored.layout),
-            tensors,
-            mapped.address,
-            targets.entries,
-            checksums=record.checksums,
-            streams=devices.now(),
-        ).wait(None)
-        straightened.pour()
-    return state.accept(targets, mapped.segment.view(mapped.address - mapped.segment.address, stored.layout.nbytes))
-
-
-def _pin(devices: Devices, pool: native.Pool, mapped: Mapped) -> None:
-    """Register the image with CUDA, so that copy engines read it directly; not worth it for a small one."""
-    segment, nbytes = mapped.segment, mapped.stored.layout.nbytes
-    offset = mapped.address - segment.address
-    if segment.pinned(offset) or nbytes < _WORTH_PINNING or offset % layouts.ALIGN:
-        return
-    end = min(segment.nbytes, -(-(offset + nbytes) // layouts.ALIGN) * layouts.ALIGN)
-    devices.pin(segment, stretch=1 << 50, threads=pool.threads, offset=offset, nbytes=end - offset)
+        plan = plan_of(layout)
+        if pour(pool, devices, plan, targets.tensors, targets.entries, image, pin=True):
+            tier = "peer"
+    return state.accept(targets, image.segment.view(image.offset, layout.nbytes)), tier

@@ -31,6 +31,22 @@ class Stowed(msgspec.Struct, frozen=True):
     samples: tuple[tuple[int, int, int], ...] = ()
 
 
+class Kept(msgspec.Struct, frozen=True):
+    """Where the part of an image that was on a device still lies, beside the whole of it in host memory.
+
+    Attributes:
+        gpu: in whose memory.
+        handle: CUDA's, for `cuIpcOpenMemHandle`.
+        offset: where the image begins there.
+        runs: as in `Stowed`.
+    """
+
+    gpu: str
+    handle: bytes
+    offset: int
+    runs: tuple[tuple[int, int], ...]
+
+
 # ---------------------------------------------------------------------------------------------- trainer → agent
 
 

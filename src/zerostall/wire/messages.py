@@ -15,7 +15,7 @@ import msgspec
 
 from zerostall import errors, telemetry
 from zerostall.core.candidates import Past
-from zerostall.wire.lockers import Drained, Locker, NoLocker, NoUse, Rent, Stowed
+from zerostall.wire.lockers import Drained, Kept, Locker, NoLocker, NoUse, Rent, Stowed
 from zerostall.wire.message import Message
 
 PROTOCOL = 3
@@ -374,6 +374,7 @@ class Fetched(Message, frozen=True):
         layout, record: of the image; empty where chunks were asked for, for the trainer knows them.
         passing: the segment goes when it is released; otherwise it is this rank's memory.
         verified: its bytes were checked against the record while they were read.
+        kept: where part of it lies in another GPU's memory, too.
     """
 
     id: int
@@ -383,6 +384,7 @@ class Fetched(Message, frozen=True):
     layout: bytes
     record: bytes
     verified: bool
+    kept: Kept | None = None
 
 
 class Done(Message, frozen=True):

@@ -1,0 +1,148 @@
+"""The bytes of an image into tensors: over NVLink from a vault that still has them, else from host memory.
+
+What comes from another GPU's memory is checked where it arrives, by the GPU itself. Whatever keeps it from coming is
+said, and host memory, where the whole image lies, serves in its place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zerostall import native
+from zerostall.core import layout as layouts
+from zerostall.errors import CapabilityError, CorruptError, WaitTimeoutError, ZerostallError
+from zerostall.telemetry import log, say_once
+from zerostall.trainer.devices import Straightened
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from zerostall.core.manifest import Record
+    from zerostall.trainer.devices import Devices
+    from zerostall.trainer.state.tensors import Holder
+    from zerostall.wire import messages as m
+
+_WORTH_PINNING = 64 << 20
+_PATIENCE_SECONDS = 20.0
+_LEAST_RATE = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """One rank's image in memory that this process has mapped.
+
+    Attributes:
+        offset: where it begins in the segment.
+        verified: its bytes were checked on their way there.
+        kept: where what of it was on a device lies in another GPU's memory, too.
+    """
+
+    record: Record
+    segment: native.Segment
+    offset: int
+    verified: bool = False
+    kept: m.Kept | None = None
+
+    @property
+    def address(self) -> int:
+        return self.segment.address + self.offset
+
+
+def pour(
+    pool: native.Pool,
+    devices: Devices,
+    plan: native.Plan,
+    holders: Sequence[Holder],
+    pieces: Sequence[int],
+    image: Mapped,
+    *,
+    pin: bool = False,
+) -> int:
+    """Fill the tensors, each with its piece of the image; how many bytes came from another GPU's memory.
+
+    Args:
+        pin: register host memory with CUDA where much of it is read: worth it where captures will go there.
+
+    Raises:
+        CorruptError: a chunk fails its checksum.
+    """
+    straightened = Straightened(holders)
+    tensors = straightened.tensors
+    targets = _targets(tensors)
+    if targets.devices:
+        devices.see(targets.devices)
+    recalled, taken = 0, frozenset[int]()
+    if image.kept is not None and targets.devices:
+        try:
+            recalled, taken = _recall(pool, devices, plan, targets, pieces, image, image.kept)
+        except ZerostallError as error:
+            gpu, reason = image.kept.gpu, error.args[0]
+            say_once(f"recall {reason}", "host memory is restored from, not the memory of %s: %s", gpu, reason)
+    if left := [k for k in range(len(tensors)) if k not in taken]:
+        if taken:
+            targets = _targets([tensors[k] for k in left])
+        if targets.devices and pin:
+            _pin(devices, pool, image)
+        # Checked once more on this last hop even where the agent has just checked: it costs nothing while copying.
+        native.Scatter(
+            pool,
+            plan,
+            targets,
+            image.address,
+            [pieces[k] for k in left],
+            checksums=image.record.checksums,
+            streams=devices.now(),
+        ).wait(None)
+    straightened.pour()
+    return recalled
+
+
+def _targets(tensors: Sequence[Holder]) -> native.Tensors:
+    targets = native.Tensors(tensors, [False] * len(tensors))
+    targets.refresh()
+    return targets
+
+
+def _recall(
+    pool: native.Pool,
+    devices: Devices,
+    plan: native.Plan,
+    targets: native.Tensors,
+    pieces: Sequence[int],
+    image: Mapped,
+    kept: m.Kept,
+) -> tuple[int, frozenset[int]]:
+    """Fill what can be filled from the vault: the bytes, and which tensors.
+
+    Raises:
+        ZerostallError: whatever was amiss, so that what was filled counts for nothing.
+    """
+    if len(targets.devices) != 1:
+        raise CapabilityError("what is restored is on several GPUs")
+    stream = next(pair for pair in devices.now() if pair[0].ordinal == targets.devices[0])
+    memory = native.Peer(stream[0], kept.handle)
+    try:
+        at = memory.address + kept.offset
+        job = native.Recall(pool, plan, targets, pieces, peer=at, runs=kept.runs, stream=stream)
+        try:
+            patience = _PATIENCE_SECONDS + image.record.nbytes / _LEAST_RATE
+            if not job.wait(patience):
+                raise WaitTimeoutError(f"it had not come in {patience:.0f} s")
+            if bad := job.bad(image.address, image.record.checksums):
+                raise CorruptError(f"chunk {bad[0]} arrived as other bytes")
+            log.info("%d bytes came from the memory of %s", job.nbytes_done, kept.gpu)
+            return job.nbytes_done, frozenset(job.taken)
+        finally:
+            del job  # waits for what is in flight
+    finally:
+        memory.close()
+
+
+def _pin(devices: Devices, pool: native.Pool, image: Mapped) -> None:
+    """Register the image with CUDA, so that copy engines read it directly; not worth it for a small one."""
+    segment, offset, nbytes = image.segment, image.offset, image.record.nbytes
+    if segment.pinned(offset) or nbytes < _WORTH_PINNING or offset % layouts.ALIGN:
+        return
+    end = min(segment.nbytes, -(-(offset + nbytes) // layouts.ALIGN) * layouts.ALIGN)
+    devices.pin(segment, stretch=1 << 50, threads=pool.threads, offset=offset, nbytes=end - offset)

@@ -1,0 +1,122 @@
+"""Tensors filled from a vault, and from host memory where that cannot be; on the stand-in driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from standin.cuda import LAUNCH_FAILED, FakeCuda, StandIn
+from zerostall import native, telemetry
+from zerostall.trainer import pouring
+from zerostall.trainer.devices import Devices
+from zerostall.wire.lockers import Kept
+
+SIZES = [5000, 70_000, 4096]
+CHUNK = 64 << 10
+NBYTES = 4 * sum(SIZES)
+
+
+class Restored:
+    """Tensors to be filled; an image in host memory, and beside it in memory of the other device."""
+
+    def __init__(self, fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fake = fake
+        self.stream = fake.stream()
+        self.devices = Devices()
+        monkeypatch.setattr(self.devices, "now", self._now)
+        self.pool = native.Pool("test", 2)
+        # A process cannot open the handle of memory of its own.
+        self.vault = StandIn(fake, NBYTES // 4, index=1)
+        opened = SimpleNamespace(address=self.vault.data_ptr(), close=lambda: None)
+        monkeypatch.setattr(pouring.native, "Peer", lambda *_: opened)
+        self.segment = native.Segment("test", NBYTES)
+        data = b"".join(bytes([k + 1]) * (4 * size) for k, size in enumerate(SIZES))
+        self.segment.view(0, NBYTES)[:] = data
+        fake.write(self.vault, data)
+        offsets = [4 * sum(SIZES[:k]) for k in range(len(SIZES))]
+        sizes = [4 * size for size in SIZES]
+        self.plan = native.Plan(nbytes=NBYTES, header=b"", chunk_bytes=CHUNK, offsets=offsets, sizes=sizes)
+        checksums = [native.crc32c(data[at : at + CHUNK]) for at in range(0, NBYTES, CHUNK)]
+        record = SimpleNamespace(nbytes=NBYTES, checksums=checksums)
+        kept = Kept(gpu="GPU-other", handle=b"", offset=0, runs=((0, NBYTES),))
+        self.image = pouring.Mapped(record, self.segment, 0, kept=kept)  # type: ignore[arg-type]
+
+    def _now(self) -> list[tuple[native.Device, int]]:
+        return [(device, self.stream) for device in self.devices._open.values()]
+
+    def pour(self, places: tuple[int, ...] = (0, 0, 0)) -> int:
+        self.tensors = [StandIn(self.fake, size, index=place) for size, place in zip(SIZES, places, strict=True)]
+        return pouring.pour(
+            self.pool,
+            self.devices,
+            self.plan,
+            self.tensors,
+            range(len(SIZES)),
+            self.image,  # type: ignore[arg-type]
+        )
+
+    def right(self) -> bool:
+        return [t.bytes() for t in self.tensors] == [bytes([k + 1]) * (4 * size) for k, size in enumerate(SIZES)]
+
+
+@pytest.fixture
+def restored(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[Restored]:
+    telemetry._said.clear()
+    restored = Restored(fake, monkeypatch)
+    yield restored
+    restored.devices.close()
+    restored.pool.close()
+
+
+def said() -> str:
+    return " ".join(found.text for found in telemetry.fallbacks())
+
+
+def test_all_comes_from_the_vault_and_host_memory_is_left_alone(restored: Restored) -> None:
+    restored.segment.view(0, NBYTES)[:] = bytes(NBYTES)
+    assert restored.pour() == NBYTES
+    assert restored.right() and not said()
+
+
+@pytest.mark.parametrize(
+    ("amiss", "why"),
+    [
+        (lambda restored: restored.fake.write(restored.vault, b"x"), "chunk 0 arrived as other bytes"),
+        (lambda restored: restored.fake.fail("cuStreamWriteValue64", 1, LAUNCH_FAILED), "cuStreamWriteValue64"),
+        (lambda restored: restored.fake.fail("cuModuleLoadData", 1, LAUNCH_FAILED), "cuModuleLoadData"),
+    ],
+    ids=["other bytes", "a copy", "no kernel"],
+)
+def test_host_memory_serves_where_the_vault_cannot(restored: Restored, amiss, why: str) -> None:
+    amiss(restored)
+    assert restored.pour() == 0
+    assert restored.right()
+    assert why in said() and "GPU-other" in said()
+
+
+def test_targets_on_several_gpus_come_from_host_memory(restored: Restored) -> None:
+    assert restored.pour((0, 1, 0)) == 0
+    assert restored.right()
+    assert "on several GPUs" in said()
+
+
+def test_what_does_not_come_in_time_is_not_waited_for(restored: Restored, monkeypatch: pytest.MonkeyPatch) -> None:
+    recall = native.Recall
+
+    class Late:
+        def __init__(self, *arguments: object, **options: object) -> None:
+            restored.fake.hold(restored.stream)  # the copies come after it
+            self.job = recall(*arguments, **options)  # type: ignore[arg-type]
+
+        def wait(self, timeout: float) -> bool:
+            assert timeout > 1
+            assert not self.job.wait(0)
+            restored.fake.release()
+            return False
+
+    monkeypatch.setattr(pouring.native, "Recall", Late)
+    assert restored.pour() == 0
+    assert restored.right()
+    assert "it had not come in" in said()
