@@ -134,7 +134,9 @@ void bind_segments(nb::module_& m) {
 
 void bind_work(nb::module_& m) {
   nb::class_<zs::Pool>(m, "Pool", "Named worker threads for several jobs at once, the oldest first.")
-      .def(nb::init<const std::string&, unsigned>(), "name"_a, "threads"_a, nogil())
+      .def(nb::init<const std::string&, unsigned, bool>(), "name"_a, "threads"_a, nb::kw_only(),
+           "awaited"_a = false, nogil(),
+           "`awaited`: training waits for its jobs; its threads need not give way to training.")
       .def_prop_ro("threads", &zs::Pool::threads)
       .def("close", &zs::Pool::close, nogil(), "End the threads. Jobs that are not done fail.");
 

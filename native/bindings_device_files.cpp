@@ -2,6 +2,7 @@
 #include "cufile.hpp"
 #include "device_file.hpp"
 #include "load.hpp"
+#include "pinned.hpp"
 #include "segment.hpp"
 #include "tensors.hpp"
 
@@ -29,6 +30,7 @@ struct Owned {
 };
 
 using DeviceFile = Owned<zs::DeviceFile>;
+using Staging = Owned<zs::Mapping>;
 
 using RegisteredMemory = Owned<cufile::Registration>;
 
@@ -99,6 +101,21 @@ void bind_cufile(nb::module_& m) {
 }
 
 void bind_load(nb::module_& m) {
+  nb::class_<Staging>(m, "Staging", "Memory of this process alone that loads read into on the way.")
+      .def(
+          "__init__",
+          [](Staging* self, unsigned threads, const nb::object& device) {
+            auto memory = std::make_shared<zs::Mapping>(threads * zs::Checks::kBlock);
+            if (!device.is_none()) {
+              const auto context = nb::cast<const Device&>(device).device->context();
+              nb::gil_scoped_release release;
+              memory->attach(std::make_shared<zs::Pinned>(context, *memory, memory->nbytes(), 1));
+            }
+            new (self) Staging(std::move(memory));
+          },
+          "threads"_a, "device"_a.none() = nb::none(),
+          nb::sig("def __init__(self, threads: int, device: Device | None = None) -> None"),
+          "4 MiB for each thread; for a device, registered with CUDA. CapacityError: there is none.");
   nb::class_<Load, Job>(m, "Load", "File to tensors, in the host's memory or a device's, checked on the way.")
       .def(
           "__init__",
@@ -106,14 +123,13 @@ void bind_load(nb::module_& m) {
              std::vector<uint32_t> pieces, std::optional<std::vector<uint32_t>> checksums, bool direct,
              nb::object staging, nb::object device, nb::object straight) {
             const auto& workers = nb::cast<const zs::Pool&>(pool);
-            const auto mapping = nb::cast<const zs::Segment&>(staging).mapping();
             zs::Load::Order order{plan.plan,
                                   nb::cast<zs::Tensors&>(targets).targets(),
                                   std::move(pieces),
                                   std::move(checksums),
                                   fd,
                                   direct,
-                                  {mapping->data(), mapping->nbytes()}};
+                                  nb::cast<const Staging&>(staging).held};
             if (!device.is_none()) order.device = nb::cast<const Device&>(device).device;
             if (!straight.is_none()) order.straight = nb::cast<const DeviceFile&>(straight).held;
             make(self, {pool, targets, staging, device, straight},
@@ -124,12 +140,13 @@ void bind_load(nb::module_& m) {
           nb::sig(
               "def __init__(self, pool: Pool, plan: Plan, targets: Tensors, fd: int, "
               "pieces: collections.abc.Sequence[int], *, checksums: collections.abc.Sequence[int] | None, "
-              "direct: bool, staging: Segment, device: Device | None = None, "
+              "direct: bool, staging: Staging, device: Device | None = None, "
               "straight: DeviceFile | None = None) -> None"),
           "targets[i] receives piece pieces[i]; offsets of the plan count from the file's first byte. With "
-          "checksums whole chunks are read. `staging`: 4 MiB for each thread of the pool, for this job "
-          "alone, "
-          "pinned where a device gets something. `device`: of all targets that lie on one, whose memory must "
+          "checksums whole chunks are read. `staging`: of as many threads as the pool has, for this "
+          "job alone, "
+          "and of the device where one gets something. `device`: of all targets that lie on one, whose "
+          "memory must "
           "be "
           "idle. `straight`: the same file, for cuFile to read.\n\n"
           "CorruptError: a chunk fails its checksum, or the file is too short. Nothing may be used before "

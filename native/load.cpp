@@ -13,9 +13,7 @@ uint64_t page_up(uint64_t offset) {
   return (offset + File::kAlign - 1) / File::kAlign * File::kAlign;
 }
 
-std::string obstacle(const Staging& staging, const Plan& plan) {
-  if (reinterpret_cast<uintptr_t>(staging.data) % File::kAlign != 0)
-    return "staging memory is not page aligned";
+std::string obstacle(const Plan& plan) {
   if (plan.chunk_bytes() % File::kAlign != 0) return "chunks are no multiple of a page";
   return "";
 }
@@ -44,7 +42,7 @@ class Load::Lease {
 
 void Load::check(const Pool& pool, const Order& order) {
   const auto usage = [](const std::string& why) { throw Error(Kind::usage, why); };
-  if (order.staging.nbytes < pool.threads() * Checks::kBlock)
+  if (order.staging->nbytes() < pool.threads() * Checks::kBlock)
     usage("staging memory has no block for each thread");
   if (order.targets.data.size() != order.pieces.size())
     usage(std::to_string(order.targets.data.size()) + " targets for " + std::to_string(order.pieces.size()) +
@@ -122,11 +120,11 @@ Load::Load(const Pool& pool, Order order, std::unique_ptr<Checks> checks, std::v
       order_(std::move(order)),
       checks_(std::move(checks)),
       stretches_(std::move(stretches)),
-      file_(order_.fd, order_.direct && !order_.straight, obstacle(order_.staging, *order_.plan)) {}
+      file_(order_.fd, order_.direct && !order_.straight, obstacle(*order_.plan)) {}
 
 void Load::open(unsigned threads) {
   for (unsigned k = 0; k < threads; ++k)
-    idle_.push_back({order_.staging.data + k * Checks::kBlock, 0, nullptr});
+    idle_.push_back({order_.staging->data() + k * Checks::kBlock, 0, nullptr});
   if (!order_.device) return;
   const cuda::Context::Current current(*order_.device->context());
   int least = 0, greatest = 0;
@@ -167,24 +165,37 @@ void Load::work(uint64_t unit) {
   std::optional<cuda::Context::Current> current;
   if (order_.device) current.emplace(*order_.device->context());
   const uint64_t nbytes = stretch.end - stretch.begin;
+  std::byte* const right_there = within_target(stretch);
+  std::byte* const bytes = right_there != nullptr ? right_there : slot.host;
   const bool there = order_.straight ? order_.straight->read(slot.device, nbytes, stretch.begin)
-                                     : file_.read(slot.host, nbytes, stretch.begin);
+                                     : file_.read(bytes, nbytes, stretch.begin);
   if (!there)
     throw Error(Kind::corrupt, "the file ends before byte " + std::to_string(stretch.end) + " of " +
                                    std::to_string(order_.plan->nbytes()));
-  check_bytes(stretch, slot);
-  deliver(stretch, slot);
+  check_bytes(stretch, slot, bytes);
+  if (right_there == nullptr) deliver(stretch, slot);
   add_progress(nbytes);
 }
 
-void Load::check_bytes(const Stretch& stretch, const Slot& slot) {
+std::byte* Load::within_target(const Stretch& stretch) const {
+  if (stretch.last - stretch.first != 1) return nullptr;
+  const uint64_t offset = order_.plan->offset(order_.pieces[stretch.first]);
+  const Geometry& geometry = (*order_.targets.geometries)[stretch.first];
+  if (order_.targets.place(stretch.first) != Arrays::kHost || !geometry.contiguous() ||
+      offset > stretch.begin || offset + geometry.nbytes < stretch.end)
+    return nullptr;
+  std::byte* const place = order_.targets.data[stretch.first] + (stretch.begin - offset);
+  return reinterpret_cast<uintptr_t>(place) % File::kAlign == 0 ? place : nullptr;
+}
+
+void Load::check_bytes(const Stretch& stretch, const Slot& slot, const std::byte* bytes) {
   if (!checks_->checking()) return;
   const uint64_t nbytes = stretch.end - stretch.begin;
   if (order_.straight) {  // a copy for the processor to look at; the other way on the bus has nothing to do
     ZS_CUDA(cuMemcpyDtoHAsync, slot.host, slot.device, nbytes, slot.stream);
     ZS_CUDA(cuStreamSynchronize, slot.stream);
   }
-  if (checks_->record(stretch.block, crc32c(slot.host, nbytes)) == Checks::Verdict::bad)
+  if (checks_->record(stretch.block, crc32c(bytes, nbytes)) == Checks::Verdict::bad)
     throw Error(Kind::corrupt, "chunk " + std::to_string(stretch.begin / order_.plan->chunk_bytes()) +
                                    " of " + std::to_string(order_.plan->chunks()) + " fails its checksum");
 }

@@ -15,25 +15,23 @@
 #include "file.hpp"
 #include "plan.hpp"
 #include "pool.hpp"
+#include "segment.hpp"
 
 namespace zs {
-
-// Memory that a load reads into on the way: a block for each thread of the pool, for this job alone.
-struct Staging {
-  std::byte* data;
-  uint64_t nbytes;  // page aligned, and pinned where a device is to get something
-};
 
 // A unit is a block of the file that holds wanted bytes; with checksums, all blocks of a chunk that does. The
 // first chunk that fails, or that the file does not have, ends the job with Kind::corrupt; what was written
 // by then stays, and a chunk's bytes are written before the last of its blocks is checked: nobody may use
-// them before the job is done. Copies to a device are done when the job is; they are ordered with no stream,
+// them before the job is done. A block that is all of one target's, and whose place there begins a page, is
+// read right into it. Copies to a device are done when the job is; they are ordered with no stream,
 // so its memory must be idle before.
 class Load final : public Job {
  public:
   // targets[i] receives piece pieces[i] of the plan, which rise; offsets of the plan count from the file's
   // first byte. `device`: of all targets that are not in the host's memory, which must be contiguous.
-  // `straight`: the same file, for cuFile to read; all targets are on the device then.
+  // `straight`: the same file, for cuFile to read; all targets are on the device then. `staging`: where bytes
+  // are on the way, a block for each thread of the pool, for this job alone; pinned where a device is to get
+  // something.
   struct Order {
     std::shared_ptr<const Plan> plan;
     Arrays targets;
@@ -41,7 +39,7 @@ class Load final : public Job {
     std::optional<std::vector<uint32_t>> checksums;
     int fd;
     bool direct;
-    Staging staging;
+    std::shared_ptr<const Mapping> staging;
     std::shared_ptr<Device> device = nullptr;
     std::shared_ptr<const DeviceFile> straight = nullptr;
   };
@@ -73,7 +71,8 @@ class Load final : public Job {
   static std::vector<Stretch> cut(const Order& order, const Checks& checks);
   void open(unsigned threads);
   void let_go() noexcept;
-  void check_bytes(const Stretch& stretch, const Slot& slot);
+  std::byte* within_target(const Stretch& stretch) const;
+  void check_bytes(const Stretch& stretch, const Slot& slot, const std::byte* bytes);
   void deliver(const Stretch& stretch, const Slot& slot);
 
   const Order order_;

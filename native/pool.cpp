@@ -83,7 +83,7 @@ void Workers::shut() {
   work_.notify_all();
 }
 
-Pool::Pool(const std::string& name, unsigned threads) : count_(threads), owner_(::getpid()) {
+Pool::Pool(const std::string& name, unsigned threads, bool awaited) : count_(threads), owner_(::getpid()) {
   if (threads == 0) throw Error(Kind::usage, "a pool needs at least one thread");
   workers_ = new std::shared_ptr<Workers>(std::make_shared<Workers>());
   threads_ = new std::vector<std::thread>();
@@ -98,7 +98,7 @@ Pool::Pool(const std::string& name, unsigned threads) : count_(threads), owner_(
       // A batch thread that wakes up does not push the thread that woke it (training) off its core. A refusal
       // costs only that.
       const sched_param plain{};
-      pthread_setschedparam(threads_->back().native_handle(), SCHED_BATCH, &plain);
+      if (!awaited) pthread_setschedparam(threads_->back().native_handle(), SCHED_BATCH, &plain);
     }
   } catch (...) {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);

@@ -38,7 +38,9 @@ class Workers {
 
 class Pool {
  public:
-  Pool(const std::string& name, unsigned threads);  // thread names are cut to 15 bytes
+  // Thread names are cut to 15 bytes. `awaited`: training waits for what the pool does, and its threads may
+  // push others off their cores; else they never do that to the thread that woke them.
+  Pool(const std::string& name, unsigned threads, bool awaited = false);
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
   ~Pool();

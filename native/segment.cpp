@@ -25,6 +25,7 @@ namespace {
 
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 constexpr uint64_t kPage = 4096;
+constexpr uint64_t kHugePage = 2 << 20;
 constexpr uint64_t kStretch = 32 << 20;  // populated in one call
 
 void touch(std::byte* data, uint64_t nbytes) {
@@ -47,9 +48,20 @@ Mapping::Mapping(int fd, uint64_t nbytes) : nbytes_(nbytes) {
   ::madvise(data_, nbytes_, MADV_HUGEPAGE);  // where the system allows it; nothing depends on it
 }
 
+Mapping::Mapping(uint64_t nbytes) : nbytes_(nbytes) {
+  void* data =
+      ::mmap(nullptr, nbytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED)
+    throw system_error(Kind::capacity, "cannot have " + std::to_string(nbytes) + " bytes of memory", errno);
+  before_ = -reinterpret_cast<uintptr_t>(data) % kHugePage;
+  after_ = kHugePage - before_;
+  data_ = static_cast<std::byte*>(data) + before_;
+  ::madvise(data_, nbytes_, MADV_HUGEPAGE);
+}
+
 Mapping::~Mapping() {
   guest_.reset();
-  ::munmap(data_, nbytes_);
+  ::munmap(data_ - before_, before_ + nbytes_ + after_);
 }
 
 bool Mapping::populate(unsigned threads, uint64_t offset, uint64_t nbytes) const {

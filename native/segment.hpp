@@ -11,6 +11,9 @@ namespace zs {
 class Mapping {
  public:
   Mapping(int fd, uint64_t nbytes);
+  // Of this process alone, in huge pages where there are some: a disk's request holds only so many pages, and
+  // with small ones a block of a few MiB is many requests. Begins at the first byte of a huge page.
+  explicit Mapping(uint64_t nbytes);
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
   ~Mapping();
@@ -25,6 +28,7 @@ class Mapping {
  private:
   std::byte* data_ = nullptr;
   uint64_t nbytes_;
+  uint64_t before_ = 0, after_ = 0;  // bytes mapped around these
   std::shared_ptr<void> guest_;
 };
 

@@ -19,7 +19,9 @@ Transfer::Transfer(const Pool& pool, int fd, std::byte* image, std::unique_ptr<C
     : Job(pool.workers(), checks->blocks()),
       image_(image),
       checks_(std::move(checks)),
-      file_(fd, direct, obstacle(image, *checks_)) {}
+      file_(fd, direct, obstacle(image, *checks_)) {
+  if (checks_->nbytes() >= Checks::kBlock) blocks_.emplace(pool.threads());
+}
 
 std::shared_ptr<FileWrite> FileWrite::begin(const Pool& pool, int fd, const std::byte* image, uint64_t nbytes,
                                             uint64_t chunk_bytes, std::vector<uint32_t> checksums,
@@ -35,12 +37,16 @@ void FileWrite::work(uint64_t index) {
   std::call_once(reserved_, [this] { file_.reserve(checks_->nbytes()); });
   const Checks::Block block = checks_->block(index);
   if (block.offset == block.chunk * checks_->chunk_bytes()) failpoint("file-write", block.chunk);
-  const uint32_t checksum = crc32c(image_ + block.offset, block.nbytes);
+  std::optional<Blocks::Lease> lease;
+  if (blocks_) lease.emplace(*blocks_);
+  const std::byte* const bytes = lease ? lease->data : image_ + block.offset;
+  const uint32_t checksum =
+      lease ? crc32c_copy(lease->data, image_ + block.offset, block.nbytes) : crc32c(bytes, block.nbytes);
   if (checks_->record(index, checksum) == Checks::Verdict::bad)
     throw Error(Kind::corrupt,
                 "chunk " + std::to_string(block.chunk) +
                     " of the image in memory fails its checksum: it changed after it was captured");
-  file_.write(image_ + block.offset, block.nbytes, block.offset);
+  file_.write(bytes, block.nbytes, block.offset);
   add_progress(block.nbytes);
 }
 
@@ -68,8 +74,12 @@ std::shared_ptr<FileRead> FileRead::begin(const Pool& pool, int fd, std::byte* i
 void FileRead::work(uint64_t index) {
   const Checks::Block block = checks_->block(index);
   if (!wanted_.empty() && !wanted_[block.chunk]) return;
-  if (file_.read(image_ + block.offset, block.nbytes, block.offset))
-    checks_->record(index, crc32c(image_ + block.offset, block.nbytes));
+  std::optional<Blocks::Lease> lease;
+  if (blocks_) lease.emplace(*blocks_);
+  std::byte* const bytes = lease ? lease->data : image_ + block.offset;
+  if (file_.read(bytes, block.nbytes, block.offset))
+    checks_->record(
+        index, lease ? crc32c_copy(image_ + block.offset, bytes, block.nbytes) : crc32c(bytes, block.nbytes));
   else
     checks_->lost(index);
   add_progress(block.nbytes);

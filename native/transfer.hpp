@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "blocks.hpp"
 #include "checks.hpp"
 #include "file.hpp"
 #include "pool.hpp"
@@ -14,7 +15,8 @@
 namespace zs {
 
 // What both ways have in common. A unit is a block of the image; as many are under way as the pool has
-// threads.
+// threads. It is copied on the way, in the pass that checks it: what is written is what was checked, and
+// small pages of shared memory do not become small requests to the disk.
 class Transfer : public Job {
  public:
   std::optional<std::string> fell_back() const { return file_.fell_back(); }
@@ -24,6 +26,7 @@ class Transfer : public Job {
   std::byte* const image_;
   const std::unique_ptr<Checks> checks_;
   File file_;
+  std::optional<Blocks> blocks_;  // none for an image of less than a block
 };
 
 // A chunk of the image that fails its checksum fails the job: CorruptError. Sets the file's size; syncs

@@ -122,6 +122,14 @@ def restore_threads() -> int:
     return max(copy_threads(), min(8, _cores()))
 
 
+def read_threads() -> int:
+    """How many blocks of a file are read at once, each by a thread that checks it and brings it to its tensors.
+
+    At least four, however few the cores: while one is checked, others are to be on their way.
+    """
+    return max(4, restore_threads())
+
+
 def ranks_patience() -> float:
     """Seconds without a sign of life after which a rank is given up."""
     chosen = os.environ.get("ZEROSTALL_RANKS_PATIENCE", "600")

@@ -16,6 +16,7 @@ from torch import nn
 
 import zerostall
 from zerostall.errors import CorruptError
+from zerostall.trainer.exchange.filling import new_bytes
 
 pytestmark = pytest.mark.usefixtures("own_agent")
 
@@ -45,6 +46,15 @@ def run(tmp_path: Path) -> Path:
     with zerostall.Checkpointer(where, **state) as ckpt:
         ckpt.save(7).wait("disk", timeout=120)
     return where
+
+
+@pytest.mark.parametrize("nbytes", [0, 5, 4 << 20, (6 << 20) + 3, 32 << 20])
+@pytest.mark.parametrize("offset", [0, 100, 4096 + 4095])
+def test_new_memory_lies_within_its_page_as_in_the_file(nbytes: int, offset: int) -> None:
+    made = new_bytes(nbytes, torch.device("cpu"), offset)
+    assert made.numel() == made.untyped_storage().nbytes() == nbytes  # and no more, for whoever saves it
+    assert nbytes < 4 << 20 or made.data_ptr() % 4096 == offset % 4096
+    assert torch.equal(made.fill_(3), torch.full((nbytes,), 3, dtype=torch.uint8))
 
 
 def test_a_part_of_a_step_reads_no_more_than_that(run: Path) -> None:

@@ -15,7 +15,7 @@ from standin.cufile import IO_DISABLED, PINNING_FAILED, FakeCuFile
 from unit.native_images import checksums_of
 from zerostall import native
 from zerostall.errors import CapabilityError, CorruptError, DeviceError, StorageError
-from zerostall.native import Device, DeviceFile, Load, Plan, Pool, Segment, Tensors
+from zerostall.native import Device, DeviceFile, Load, Plan, Pool, Staging, Tensors
 
 MIB = 1 << 20
 CHUNK = 8 * MIB
@@ -54,13 +54,6 @@ def piece(data: bytes, index: int) -> bytes:
     return data[begin : begin + 4 * COUNTS[index]]
 
 
-def staging(pool: Pool, device: Device | None = None) -> Segment:
-    segment = Segment("staging", pool.threads * 4 * MIB)
-    if device is not None:
-        segment.pin(device, stretch=1 << 30, threads=1)
-    return segment
-
-
 def load(
     pool: Pool, plan: Plan, path: Path, targets: list, pieces: list[int], *, device: Device | None = None,
     straight: bool = False, checksums: list[int] | None = None, direct: bool = True,
@@ -70,7 +63,7 @@ def load(
     with path.open("rb") as file:
         job = Load(
             pool, plan, tensors, file.fileno(), pieces, checksums=checksums, direct=direct,
-            staging=staging(pool, device), device=device,
+            staging=Staging(pool.threads, device), device=device,
             straight=DeviceFile(device, file.fileno()) if straight and device is not None else None,
         )  # fmt: skip
         assert job.wait(60)
@@ -97,6 +90,26 @@ def test_no_more_is_read_than_is_wanted(pool: Pool, plan: Plan, file: Path) -> N
     assert load(pool, plan, file, [target], [2]).nbytes_done <= 4 * COUNTS[2] + 2 * 4096
     checked = load(pool, plan, file, [target], [2], checksums=checksums_of(file.read_bytes(), CHUNK))
     assert checked.nbytes_done == CHUNK
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_target_that_lies_as_in_the_file(pool: Pool, plan: Plan, file: Path, direct: bool) -> None:
+    """Its blocks are read right into it: nothing beside it is touched, and damage is found all the same."""
+    data = bytearray(file.read_bytes())
+    offset, size = 100 + sum(4 * count + 4 for count in COUNTS[:6]), 4 * COUNTS[6]
+    room = np.full(size + 2 * 4096 + 4096, 7, np.uint8)
+    begin = 4096 + (offset - room.ctypes.data - 4096) % 4096
+    target = room[begin : begin + size]
+    assert (target.ctypes.data - offset) % 4096 == 0
+    for sums in (None, checksums_of(bytes(data), CHUNK)):
+        target[:] = 1
+        load(pool, plan, file, [target.view(np.float32)], [6], checksums=sums, direct=direct)
+        assert target.tobytes() == data[offset : offset + size]
+        assert (room[:begin] == 7).all() and (room[begin + size :] == 7).all()
+    data[offset + size // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CorruptError, match=r"chunk \d of \d fails its checksum"):
+        load(pool, plan, file, [target.view(np.float32)], [6], checksums=sums, direct=direct)
 
 
 def test_strided_targets_on_the_host(pool: Pool, file: Path) -> None:

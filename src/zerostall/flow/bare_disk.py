@@ -19,14 +19,20 @@ CHUNK = 16 << 20
 def buffer(nbytes: int) -> memoryview:
     """Page-aligned memory, each page touched, filled with something no disk compresses away.
 
-    In huge pages where there are some: the device's work per page is then least, as in zerostall's own segments.
+    In huge pages where there are some: the device's work per page is then least. Shared memory seldom gets them.
     """
-    memory = mmap.mmap(-1, nbytes)
-    with contextlib.suppress(OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    memory = new_memory(nbytes)
     block = os.urandom(1 << 20)
     for at in range(0, nbytes, len(block)):
         memory[at : at + len(block)] = block[: nbytes - at]
+    return memory
+
+
+def new_memory(nbytes: int) -> memoryview:
+    """The same, untouched."""
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)
 
 

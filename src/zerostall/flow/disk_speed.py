@@ -110,10 +110,11 @@ def samples(folder: Path, nbytes: int, *, rounds: int, threads: int) -> Samples:
     data = bare_disk.buffer(nbytes)
     segment = native.Segment("zerostall-bench", nbytes)
     pool = native.Pool("zerostall-bench", threads)
+    awaited = native.Pool("zerostall-bench", threads, awaited=True)  # as the disk tier reads
     try:
         segment.view(0, nbytes)[:] = data
         sums = [native.crc32c(data[at : at + CHUNK]) for at in range(0, nbytes, CHUNK)]
-        ours = _Ours(folder / "ours", segment, nbytes, sums, pool)
+        ours = _Ours(folder / "ours", segment, nbytes, sums, pool, awaited)
         direct = _takes_direct(folder / "bare")
         ways: dict[str, Callable[[], object]] = {"write": ours.write, "read": ours.read}
         if direct:
@@ -133,21 +134,31 @@ def samples(folder: Path, nbytes: int, *, rounds: int, threads: int) -> Samples:
                 processors[name].append(_processor() - before)
     finally:
         pool.close()
+        awaited.close()
         segment.close()
     return Samples(walls, processors, ours.fell_back)
 
 
 class _Ours:
-    def __init__(self, path: Path, segment: native.Segment, nbytes: int, sums: list[int], pool: native.Pool) -> None:
+    def __init__(
+        self,
+        path: Path,
+        segment: native.Segment,
+        nbytes: int,
+        sums: list[int],
+        writing: native.Pool,
+        reading: native.Pool,
+    ) -> None:
         self.fell_back = ""
-        self._path, self._segment, self._nbytes, self._sums, self._pool = path, segment, nbytes, sums, pool
+        self._path, self._segment, self._nbytes, self._sums = path, segment, nbytes, sums
+        self._writing, self._reading = writing, reading
 
     def write(self) -> None:
         self._path.unlink(missing_ok=True)
         fd = os.open(self._path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
             job = native.FileWrite(
-                self._pool,
+                self._writing,
                 fd,
                 self._segment.address,
                 self._nbytes,
@@ -165,7 +176,7 @@ class _Ours:
         fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             job = native.FileRead(
-                self._pool,
+                self._reading,
                 fd,
                 self._segment.address,
                 self._nbytes,

@@ -139,10 +139,11 @@ class DiskTier:
     def get(self, step: int, rank: int, address: int, *, chunks: Sequence[int] | None = None) -> Stored:
         stored = self.open(step, rank)
         path = self._files.image(step, rank)
+        pool = native.Pool("disk-read", self._pool.threads, awaited=True)  # a restore waits, not training's next step
         try:
             with opened(path) as fd:
                 read = native.FileRead(
-                    self._pool,
+                    pool,
                     fd,
                     address,
                     stored.record.nbytes,
@@ -155,6 +156,8 @@ class DiskTier:
                     read.wait(None)
         except FileNotFoundError:
             raise CorruptError(f"{path} is missing") from None
+        finally:
+            pool.close()
         if read.bad:
             raise CorruptError(
                 f"{path}: {len(read.bad)} of {len(stored.record.checksums)} chunks fail their checksum, "

@@ -37,7 +37,7 @@ def collect(source: Source, state: State, request: Request, copy: Copy, label: s
     Raises on every rank what it raised on one.
     """
     start = time.perf_counter()
-    pool = native.Pool("restore", config.restore_threads())
+    pool = native.Pool("restore", config.restore_threads(), awaited=True)
     stack = contextlib.ExitStack()
     stack.callback(pool.close)
     stack.callback(source.link.tell, m.Release(), 1.0)

@@ -271,7 +271,7 @@ def _checked(answer: m.Fetched, segment: native.Segment) -> tuple[Layout, Mapped
 def _put_back(devices: Devices, state: State, request: Request, layout: Layout, image: Mapped, copy: Copy) -> str:
     """Write it; the tier that it came from."""
     start = time.perf_counter()
-    pool = native.Pool("restore", config.restore_threads())  # training waits: all cores may help
+    pool = native.Pool("restore", config.restore_threads(), awaited=True)  # training waits: all cores may help
     try:
         report, tier = _write(pool, devices, state, request, layout, image, copy)
     finally:

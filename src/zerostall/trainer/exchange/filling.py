@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 from collections import deque
 from dataclasses import dataclass, field
@@ -22,15 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-BLOCK = 4 << 20
-"""Bytes of one read; see native/checks.hpp."""
-
 ROUND = 256 << 20
 """What one rank reads before it passes it on. Many chunks: the one at either end may be read on two ranks."""
 
+_AHEAD = 2
 _SMALL = 1 << 20
 _HUGE = 2 << 20
-_LIBC = ctypes.CDLL(None)
+_PAGE = 4096
 _WAIT = 24 * 3600.0
 
 
@@ -98,29 +95,36 @@ def fill(
                 _pass_on(rounds[number - 1], device, group)
 
 
-def new_bytes(nbytes: int, device: torch.device) -> torch.Tensor:
-    """Memory for one tensor. On the host in huge pages, where there are some: small ones cost more than reading."""
-    made = torch.empty(nbytes, dtype=torch.uint8, device=device)
-    if device.type == "cpu" and nbytes >= 2 * _HUGE:
-        begin = -(-made.data_ptr() // _HUGE) * _HUGE
-        end = (made.data_ptr() + nbytes) // _HUGE * _HUGE
-        # Where the kernel has none the memory is as good, and slower to come by.
-        _LIBC.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_HUGEPAGE)
-    return made
+def new_bytes(nbytes: int, device: torch.device, offset: int = 0) -> torch.Tensor:
+    """Memory for one tensor, that lies at `offset` of a file.
+
+    On the host a large one gets huge pages, where there are some (small ones cost more than reading), and lies within
+    its page as in the file, so that the file is read right into it.
+    """
+    if device.type != "cpu" or nbytes < 2 * _HUGE:
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+    memory = mmap.mmap(-1, nbytes + _HUGE + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    begin = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % _HUGE
+    within = offset % _PAGE
+    huge = (within + nbytes + _HUGE // 2) // _HUGE * _HUGE  # the last one where it is at least half full
+    # Where the kernel has none the memory is as good, and slower to come by.
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE, begin, min(huge, len(memory) - begin))
+    return torch.frombuffer(memory, dtype=torch.uint8, count=nbytes, offset=begin + within)
 
 
 class _Reader:
     """Reads shares on threads of its own, the next one beginning before the one before has ended."""
 
     def __init__(self, device: torch.device) -> None:
-        self._pool = native.Pool("zerostall-load", config.restore_threads())
+        self._pool = native.Pool("zerostall-load", config.read_threads(), awaited=True)
         self._device: native.Device | None = None
         if device.type == "cuda":
             self._device = native.Device(device.index if device.index is not None else torch.cuda.current_device())
             # New memory may be what kernels that were queued before still use.
             torch.cuda.current_stream(device).synchronize()
-        self._staging = [self._stage() for _ in range(2)]
-        self._jobs: deque[tuple[native.Load, native.Segment, File]] = deque()
+        self._staging: list[native.Staging] = []
+        self._jobs: deque[tuple[native.Load, native.Staging, File]] = deque()
 
     @property
     def busy(self) -> bool:
@@ -128,7 +132,7 @@ class _Reader:
 
     def begin(self, share: _Share) -> None:
         """Begin to read, once there is staging memory for it."""
-        if not self._staging:
+        if len(self._jobs) == _AHEAD:
             self.end()
         file, places = share.file, [place for place in share.places if place.target.numel()]
         plan = native.Plan(
@@ -144,7 +148,7 @@ class _Reader:
         direct_file = None
         if self._device is not None and on_device:
             direct_file = straight.device_file(self._device, file.fd, file.path)
-        staging = self._staging.pop()
+        staging = self._staging.pop() if self._staging else native.Staging(self._pool.threads, self._device)
         job = native.Load(
             self._pool,
             plan,
@@ -184,16 +188,9 @@ class _Reader:
     def close(self) -> None:
         self._jobs.clear()  # letting go of a job ends it
         self._pool.close()
-        for segment in self._staging:
-            segment.close()
+        self._staging.clear()
         if self._device is not None:
             self._device.close()
-
-    def _stage(self) -> native.Segment:
-        segment = native.Segment("zerostall-staging", self._pool.threads * BLOCK)
-        if self._device is not None:
-            segment.pin(self._device, stretch=1 << 30, threads=1)
-        return segment
 
 
 def _cut(file: File, places: Sequence[Place], most: int | None) -> Iterator[_Share]:

@@ -136,7 +136,7 @@ def _load_files(
             source = loose.sources[0]
             assert isinstance(source, OpenFile)
             if loose.place not in made:
-                data = new_bytes(loose.nbytes, device)
+                data = new_bytes(loose.nbytes, device, loose.tiles[0].offset)
                 places.setdefault(source, []).append(Place(loose.tiles[0].offset, data))
                 made[loose.place] = data.view(tensors.torch_dtype(loose.dtype)).view(loose.shape)
         fill([(File(file.fd, file.path, file.nbytes), some) for file, some in places.items()], device, group)
@@ -154,20 +154,22 @@ def _fetched(
     found: WholeStep, entries: Sequence[Entry], device: torch.device, group: dist.ProcessGroup | None
 ) -> dict[str, torch.Tensor]:
     """New tensors with the bytes of these entries of the merged image."""
-    flat = {entry.name: new_bytes(entry.nbytes, device) for entry in entries}
+    flat: dict[str, torch.Tensor] = {}
     files = [_file(found, rank) for rank in range(len(found.ranks))]
     places: list[list[Place]] = [[] for _ in files]
     apart: list[tuple[torch.Tensor, Box, torch.Tensor]] = []  # boxes that lie scattered in their tensor
     others: list[str] = []
     for entry in entries:
         pieces = found.pieces(entry.name)
+        offset = pieces[0].offset if pieces else 0
+        flat[entry.name] = new_bytes(entry.nbytes, device, offset)
         if pieces is None or any(files[piece.rank] is None for piece in pieces):
             others.append(entry.name)
             continue
         for piece in pieces:
             target = _within(flat[entry.name], piece, entry.shape)
             if target is None:
-                target = new_bytes(piece.nbytes, device)
+                target = new_bytes(piece.nbytes, device, piece.offset)
                 apart.append((_typed(flat[entry.name], entry.dtype, entry.shape), piece.box, target))
             places[piece.rank].append(Place(piece.offset, target))
     fill([(file, some) for file, some in zip(files, places, strict=True) if file is not None and some], device, group)
