@@ -106,6 +106,14 @@ class TornError(ZerostallError, RuntimeError):
 class GhostError(TornError):
     """Other bytes arrived than the device held at `save`: the snapshot is dirty and was thrown away."""
 
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(
+            message,
+            hint=hint
+            or "see that the stream of `save` waits for every stream that writes them, and that nothing writes them "
+            "past torch's version counters; else suspect the device or its driver (`zerostall doctor`)",
+        )
+
 
 class NonFiniteError(ZerostallError, FloatingPointError):
     """Tensors that `require_finite` names hold NaN or infinity. The snapshot was thrown away."""

@@ -166,7 +166,7 @@ def test_a_vault_that_is_killed_takes_its_images_along_and_comes_back(start: Sta
     wait_until(lambda: trainer.ask("stats")["stowed"] == 3)
     os.kill(pid, signal.SIGKILL)
     failed = trainer.ask("wait", 13, "host")
-    assert "vault" in failed and "signal 9" in failed
+    assert failed.startswith("AgentError") and "vault" in failed and "signal 9" in failed
     wait_until(lambda: said(trainer, "no memory of another GPU"))
     save(trainer, 14)  # to host memory, or to the vault that has come back
     wait_until(lambda: trainer.ask("has locker"))
@@ -283,4 +283,5 @@ def test_bytes_that_are_not_what_the_device_held_are_found_where_they_arrive(sta
         wait_until(lambda: trainer.ask("has locker"))
     trainer.ask("fill", 12, 200_000)  # still running, and nothing waits for it
     trainer.ask("save", 12)
-    assert "other bytes arrived than the device held, of t" in trainer.ask("wait", 12, "host")
+    assert "GhostError: step 12: other bytes arrived than the device held at save: t" in trainer.ask("wait", 12, "host")
+    assert trainer.ask("stats")["dirty"] == 1

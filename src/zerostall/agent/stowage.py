@@ -16,7 +16,7 @@ from zerostall.core import backoff, checksum
 from zerostall.core import manifest as manifests
 from zerostall.core.candidates import Past
 from zerostall.core.places import Places
-from zerostall.errors import FormatError, ZerostallError
+from zerostall.errors import AgentError, DeviceError, FormatError, GhostError, ZerostallError
 from zerostall.telemetry import log, say_once
 from zerostall.tiers.host import PAGE
 from zerostall.wire import lockers as w
@@ -122,12 +122,13 @@ class Stowage:
         """A capture is whole, here and in its slot."""
         tier = self._berth.current
         if tier is None or self._granted != (stowed.locker, stowed.place):
-            self._say_spoiled(record, wish, "it was captured for an agent that is gone")
+            self._say_spoiled(record, wish, AgentError("it was captured for an agent that is gone"))
             return
         self._granted = None
         if stowed.locker != self._key:
             tier.slots.discard(slot)
-            self._say_spoiled(record, wish, f"the vault that it was captured into is gone: {self.last_error}")
+            gone = AgentError(f"the vault that it was captured into is gone: {self.last_error}")
+            self._say_spoiled(record, wish, gone)
             return
         if record.layout != tier.layout.digest or record.nbytes > self._nbytes:
             raise FormatError("what was stowed is of another layout than this memory")
@@ -193,10 +194,12 @@ class Stowage:
         record = msgspec.structs.replace(
             done.record, checksums=sums, checksum=checksum.whole(sums, done.record.nbytes, done.record.chunk_bytes)
         )
-        problem = done.revoked or ("" if done.tier is self._berth.current else "other memory was lent meanwhile")
-        if emptied.ghosts:
+        problem: ZerostallError | None = None
+        if done.revoked or done.tier is not self._berth.current:
+            problem = AgentError(done.revoked or "other memory was lent meanwhile")
+        elif emptied.ghosts:
             names = _names_at(done.tier.layout, emptied.ghosts)
-            problem = problem or f"other bytes arrived than the device held, of {', '.join(names[:_NAMED])}"
+            problem = GhostError(f"other bytes arrived than the device held at save: {', '.join(names[:_NAMED])}")
         past = Past(record.step, record.created)
         if problem:
             self._places.free(done.stowed.place)
@@ -210,7 +213,7 @@ class Stowage:
                 for where in done.promised:
                     self._run.promises.make(self._berth, past, where)
             except ZerostallError as error:
-                problem = str(error.args[0])
+                problem = error
                 self._places.forget(past)
         if problem:
             self._throw_away(done, problem)
@@ -221,7 +224,7 @@ class Stowage:
         if done is not None:
             self.last_error = reason
             self._places.free(done.stowed.place)
-            self._throw_away(done, f"it could not be drained: {reason}")
+            self._throw_away(done, DeviceError(f"it could not be drained: {reason}"))
             self._next()
 
     def lost(self, reason: str) -> None:
@@ -282,16 +285,15 @@ class Stowage:
         else:
             self._run.undrained.look()
 
-    def _throw_away(self, image: _Consignment, reason: str) -> None:
+    def _throw_away(self, image: _Consignment, why: ZerostallError) -> None:
         image.tier.slots.discard(image.slot)
         if not image.revoked:
-            self._say_spoiled(image.record, image.wish, reason)
+            self._say_spoiled(image.record, image.wish, why)
 
-    def _say_spoiled(self, record: Record, wish: Wish, reason: str) -> None:
-        log.warning("%s, rank %d: step %d is dirty: %s", self._run.where, self._berth.rank, record.step, reason)
-        self._berth.send(
-            m.Spoiled(step=record.step, created=record.created, rank=self._berth.rank, reason=m.plain(reason))
-        )
+    def _say_spoiled(self, record: Record, wish: Wish, why: ZerostallError) -> None:
+        reason, kind, rank = m.plain(str(why.args[0])), type(why).__name__, self._berth.rank
+        log.warning("%s, rank %d: step %d is dirty: %s", self._run.where, rank, record.step, reason)
+        self._berth.send(m.Spoiled(step=record.step, created=record.created, rank=rank, reason=reason, kind=kind))
         self._run.passed(self._berth, wish.save, reason)
 
     def _forget(self, reason: str) -> None:
@@ -300,7 +302,7 @@ class Stowage:
         self._shown.clear()
         gone, self._queue = self._queue, []
         for image in gone:
-            self._throw_away(image, reason)
+            self._throw_away(image, AgentError(reason))
         if key:
             self._berth.send(w.NoLocker(key=key, reason=m.plain(reason)))
         if gone:

@@ -56,7 +56,7 @@ class Ear:
         self._stats.agent_restarts += 1
         for step, created in self._shelf.take_stowed():
             why = "the agent died, and with it the vault that it lay in"
-            self._ledger.heard(m.Spoiled(step=step, created=created, rank=self._rank, reason=why))
+            self._ledger.heard(m.Spoiled(step=step, created=created, rank=self._rank, reason=why, kind="AgentError"))
         promises = [
             m.Promise(step=saved.step, created=saved.created, tier=tier) for saved, tier in self._ledger.urged()
         ]

@@ -246,6 +246,11 @@ class Ledger:
         saving = self._saving_of(event)
         if saving is None:
             return
+        if event.kind:
+            error = m.rebuild_error(event.kind, f"step {event.step}: {event.reason}")
+            log.error("%s", error)
+            self.dirty(saving, error)
+            return
         self._stats.spoiled += 1
         self._take_off(saving)
         if event.skipped:

@@ -231,11 +231,7 @@ def _not_finite(step: int, names: list[str]) -> NonFiniteError:
 
 
 def _ghostly(step: int, names: list[str]) -> GhostError:
-    return GhostError(
-        f"step {step}: other bytes arrived than the device held at save: {_listed(names)}",
-        hint="see that the stream of `save` waits for every stream that writes them, and that nothing writes them past "
-        "torch's version counters; else suspect the device or its driver (`zerostall doctor`)",
-    )
+    return GhostError(f"step {step}: other bytes arrived than the device held at save: {_listed(names)}")
 
 
 def _torn(step: int, names: list[str]) -> TornError:

@@ -505,13 +505,18 @@ class Replaced(Message, frozen=True):
 
 
 class Spoiled(Message, frozen=True):
-    """A save will never be clean: another rank has skipped it, or it came to nothing there."""
+    """A save will never be clean: another rank has skipped it, or it came to nothing there; or here, in a vault.
+
+    Attributes:
+        kind: where it came to nothing here, the name of a class in `zerostall.errors`.
+    """
 
     step: int
     created: float
     rank: int
     reason: str
     skipped: bool = False
+    kind: str = ""
 
 
 class Awaiting(Message, frozen=True):
