@@ -392,6 +392,7 @@ class Checkpointer:
         self._link.close()
         self._lockers.close()
         self._saves.close()
+        self._ledger.forget()
         self._shelf.forget()
         self._mappings.keep_only(None)
 

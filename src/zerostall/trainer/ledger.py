@@ -273,6 +273,12 @@ class Ledger:
             why = f"step {saving.step} was replaced by a newer one before it got to {tier}"
             saving._failed(tier, ReplacedError(why, hint="when_busy='wait' replaces nothing"))
 
+    def forget(self) -> None:
+        """Nobody tells of them any more: savings know who made them, and would keep it."""
+        with self._condition:
+            self._savings.clear()
+            self._urged.clear()
+
     # ------------------------------------------------------------------------------------------- what went wrong
 
     def reported(self, error: ZerostallError) -> None:

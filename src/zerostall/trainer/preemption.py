@@ -57,8 +57,9 @@ class Preemption:
         self._earlier: dict[int, Any] = {}
         for number in signals:
             self._earlier[number] = signal.signal(number, self._handle)
-        self._thread = threading.Thread(target=self._run, name="zerostall preempt", daemon=True)
+        self._thread: threading.Thread | None = None
         if signals:
+            self._thread = threading.Thread(target=self._run, name="zerostall preempt", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
@@ -68,10 +69,11 @@ class Preemption:
         self._over = True
         self._put_back()
         os.eventfd_write(self._wake, 1)
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5.0)
-        if not self._thread.is_alive():
+        if self._thread is None or not self._thread.is_alive():
             os.close(self._wake)
+            self._announced = self._flush = _nothing  # they know who made this
         earlier = self._earlier.get(self.received)
         if callable(earlier):
             earlier(self.received, None)
@@ -122,6 +124,10 @@ class Preemption:
             with contextlib.suppress(ValueError):  # not on the main thread: the handler stays, and passes on
                 if signal.getsignal(number) == self._handle:
                     signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
+
+
+def _nothing() -> None:
+    """What is called when it is over."""
 
 
 def _end(number: int) -> None:

@@ -7,6 +7,7 @@ what is done with it: so what `save` touches is little, and what can be done lat
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from zerostall.errors import AgentError, ZerostallError
@@ -69,9 +70,12 @@ class Saves:
         self._ledger = ledger
         self._pace = pace
         self._stats = stats
-        self._sealer = Sealer(shelf, link, world, stats, self._dirty)
+        # What these call knows the ledger, the sealer and the guard, but not this: a circle would keep the model's
+        # memory until the garbage collector comes by.
+        self._sealer = sealer = Sealer(shelf, link, world, stats, partial(_dirty, ledger))
         policies = Policies(options.policy, options.freeze_bytes, stats)
-        self.guard = Guard(state.optimizers, policies, stats, self._sealer)
+        self.guard = Guard(state.optimizers, policies, stats, sealer)
+        self._settle = partial(_settle, self.guard, sealer)
         self._captures = Captures(
             state,
             options,
@@ -81,12 +85,13 @@ class Saves:
             mappings,
             shelf,
             condition,
-            self.settle,
-            self._sealer.announce,
+            self._settle,
+            sealer.announce,
             lockers,
             alone=world.size == 1,
         )
-        self._desk = Desk(condition, ledger.tiers, self._urge, self.guard.look_back, ledger.reported)
+        urge = partial(_urge, ledger, sealer, link)
+        self._desk = Desk(condition, ledger.tiers, urge, self.guard.look_back, ledger.reported)
 
     @property
     def devices(self) -> Devices:
@@ -151,8 +156,7 @@ class Saves:
 
     def settle(self, timeout: float = TOLD_SECONDS) -> None:
         """Wait until no snapshot is being captured, and the agent has been told of the last one."""
-        self.guard.protect()
-        self._sealer.settle(min(timeout, TOLD_SECONDS))
+        self._settle(timeout)
 
     def end(self) -> None:
         """End the sealer's thread; the agent may still be told of what it has sealed."""
@@ -162,21 +166,30 @@ class Saves:
         """Let go of devices and threads."""
         self._captures.close()
 
-    # ------------------------------------------------------------------------- what the sealer says, a saving asks
 
-    def _dirty(self, flight: Flight, error: ZerostallError) -> None:
-        log.error("step %d is dirty and was thrown away: %s", flight.step, error)
-        self._ledger.dirty(flight.saving, error)
+# ----------------------------------------------------------------------------- what captures and the sealer say, and a
+# saving asks
 
-    def _urge(self, saving: Saving, tier: str, timeout: float | None) -> None:
-        if not self._ledger.urge(saving, tier):
-            return
-        patience = TOLD_SECONDS if timeout is None else min(timeout, TOLD_SECONDS)
-        try:
-            self._sealer.settle(patience)
-        except AgentError:
-            if timeout is None:
-                raise
-        else:
-            promise = m.Promise(step=saving.step, created=saving.created, tier=tier)
-            self._link.tell(promise, timeout=min(patience, 10.0))
+
+def _settle(guard: Guard, sealer: Sealer, timeout: float = TOLD_SECONDS) -> None:
+    guard.protect()
+    sealer.settle(min(timeout, TOLD_SECONDS))
+
+
+def _dirty(ledger: Ledger, flight: Flight, error: ZerostallError) -> None:
+    log.error("step %d is dirty and was thrown away: %s", flight.step, error)
+    ledger.dirty(flight.saving, error)
+
+
+def _urge(ledger: Ledger, sealer: Sealer, link: Link, saving: Saving, tier: str, timeout: float | None) -> None:
+    if not ledger.urge(saving, tier):
+        return
+    patience = TOLD_SECONDS if timeout is None else min(timeout, TOLD_SECONDS)
+    try:
+        sealer.settle(patience)
+    except AgentError:
+        if timeout is None:
+            raise
+    else:
+        promise = m.Promise(step=saving.step, created=saving.created, tier=tier)
+        link.tell(promise, timeout=min(patience, 10.0))

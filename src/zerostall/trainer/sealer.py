@@ -115,6 +115,9 @@ class Sealer:
         self._thread.join(5.0)
         if not self._thread.is_alive():
             os.close(self.announce)
+            self._flights.clear()
+            self._spent.clear()
+            self._doubted = None
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):  # so that waking up never pushes training off its core
