@@ -62,13 +62,14 @@ def save_state(state: State) -> Saved:
         rank=0,
         world=1,
         layout=survey.layout.digest,
+        begins=survey.layout.begins,
         nbytes=survey.layout.nbytes,
         chunk_bytes=CHUNK,
         checksums=[],
         checksum=0,
         values=values.encode(),
     )
-    return Saved(Stored(layouts.decode(layouts.encode(survey.layout)), record), image)
+    return Saved(Stored(layouts.decode(layouts.encode(survey.layout), record.begins), record), image)
 
 
 def restore(saved: Saved, /, *, rng: bool = False, options: dict | None = None, **roots: object) -> RestoreReport:

@@ -15,7 +15,18 @@ from fuzz.targets import TARGETS
 
 TESTS = Path(__file__).parents[1]
 FOUND = Path(__file__).parent / "found"
-FAST = {"manifest", "record", "layout", "run", "values", "name", "header", "from-trainer", "from-agent"}  # no files
+FAST = {
+    "manifest",
+    "record",
+    "layout",
+    "cut-layout",
+    "run",
+    "values",
+    "name",
+    "header",
+    "from-trainer",
+    "from-agent",
+}  # no files
 LONG_SECONDS = 60
 
 pytestmark = pytest.mark.filterwarnings("ignore")

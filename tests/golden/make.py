@@ -1,9 +1,9 @@
 """Writes the golden files of the current format: `python tests/golden/make.py FOLDER`.
 
-The files under `v1/` are checked in and never change; a new format version gets a folder of its own. Everything in
-them is small enough to be checked by hand. Step 7 has one rank, every kind of small value, an alias and types
-that safetensors lacks; its chunks are of 4096 bytes, so that there are several. Step 12 has two ranks with half a
-tensor each.
+The files under `v1/` and `v2/` are checked in and never change; a new format version gets a folder of its own.
+Everything in them is small enough to be checked by hand. Step 7 has one rank, every kind of small value, an alias and
+types that safetensors lacks; its chunks are of 4096 bytes, so that there are several. Step 12 has two ranks with half
+a tensor each.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ def record_of(image: bytes, made: Layout, step: int, rank: int, world: int, chun
         rank=rank,
         world=world,
         layout=made.digest,
+        begins=made.begins,
         nbytes=len(image),
         chunk_bytes=chunk,
         checksums=sums,

@@ -18,7 +18,7 @@ from torch import nn
 import zerostall
 from training import SCRIPT, agent_report, saved, tensors, train_step, training
 from zerostall import telemetry
-from zerostall.core import manifest
+from zerostall.core import soundness
 from zerostall.errors import (
     RunBusyError,
     SnapshotNotFoundError,
@@ -160,7 +160,7 @@ def test_a_parameter_that_leaves_its_memory_while_it_is_read(where: Path) -> Non
 
 def test_values_that_grow_beyond_a_record(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the first save it is said at once; later it costs that save, and not the ones after it."""
-    monkeypatch.setattr(manifest, "MAX_VALUES", 50_000)  # the generators' states alone take some
+    monkeypatch.setattr(soundness, "MAX_VALUES", 50_000)  # the generators' states alone take some
     state = {"w": torch.ones(5), "log": ["x" * 60_000], "few": {"n": 1}}
     with zerostall.Checkpointer(where, when_busy="wait", few=state.pop("few"), state=state) as ckpt:
         ckpt.restore()

@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import pytest
 
+from zerostall.agent.step_images import LISTENED, StepImages
 from zerostall.core import checksum, partition, pieces, reshard, values
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core.boxes import Box
-from zerostall.core.cuts import Cut
+from zerostall.core.cuts import Cut, held
+from zerostall.core.kinds import Kind
 from zerostall.core.layout import CHUNK, Layout, Shard
-from zerostall.core.manifest import Manifest, Record
+from zerostall.core.manifest import Manifest, RankFacts, Record
 from zerostall.core.partition import Offer, Row, Stand
 from zerostall.core.roll import Roll, Save
+from zerostall.core.shards import tile_name
+from zerostall.tiers.contract import Stored
 from zerostall.wire import nodes
 
 MANY = 16_384
@@ -136,9 +140,94 @@ def test_files_and_messages_of_16384_ranks_are_small() -> None:
     """What docs/ranks.md says of sizes."""
     one = manifests.encode_record(record(12_345, MANY, 1 << 33))  # an image of 8 GiB
     assert len(one) < 6_500
-    assert len(manifests.encode_manifest(manifest(MANY))) < 3_600_000
     facts = manifest(2).ranks[1]
     assert len(msgspec.msgpack.encode(nodes.Sealed(Save(3, 123_456), facts, 1_764_000_000.1))) < 260
-    names = [f"model.layers.{n // 27}.w{n % 27:02}" for n in range(2_700)]
-    rows = [shard(name, (8192, 1024), (4, 0), (4, 1024)) for name in names]
-    assert len(layouts.encode(layouts.build(rows))) < 390_000
+    assert len(manifests.encode_manifest(manifest(MANY))) < 3_600_000
+
+
+ROWS = (1, 2, 4, 7)
+NAMES = [f"model.layers.{n // 27}.w{n % 27:02}" for n in range(2_700)]
+
+
+def cut_alike(rank: int, world: int) -> Layout:
+    """2 700 tensors of four sizes; of each a rank has as many rows as the others, and stores them."""
+    boxes = [(name, ROWS[n % 4]) for n, name in enumerate(NAMES)]
+    return layouts.build([shard(name, (rows * world, 1024), (rows * rank, 0), (rows, 1024)) for name, rows in boxes])
+
+
+def test_a_restore_of_16384_ranks_reads_one_layout_and_the_records_that_it_needs() -> None:
+    first, mine = cut_alike(0, MANY), cut_alike(5_001, MANY)
+    assert mine.digest == first.digest and len(mine.begins) == len(ROWS)
+    assert len(layouts.encode(mine)) < 400_000
+
+    # The begins of all ranks are in the manifest.
+    whole = manifest(MANY)
+    ranks = tuple(
+        msgspec.structs.replace(facts, begins=tuple(begin // 5_001 * rank for begin in mine.begins))
+        for rank, facts in enumerate(whole.ranks)
+    )
+    assert len(manifests.encode_manifest(msgspec.structs.replace(whole, ranks=ranks))) < 5_000_000
+
+    # What the agent tells a trainer of all ranks: the layout once, begins, and the small values of a few.
+    run = Run(first, ranks)
+    told = StepImages(whole.step, whole.created, ranks, run=run).described(1, 5_001)
+    assert len(told.layouts) == 1 and run.opened == {*range(LISTENED), 5_001}
+    assert len(msgspec.msgpack.encode(told)) < 1_500_000
+
+    # In a world of another size a rank reads of two or three others, whatever their number.
+    step = pieces.gathered([Kind(first, range(MANY), told.begins)])
+    found = {
+        read.piece.rank
+        for whole in step.wholes.values()
+        for box in [held(whole.shape, [Cut(0, 12_000)], [77]).boxes()[0][0]]
+        for read in reshard.reads(whole, box)
+    }
+    assert len(found) < 10
+
+
+class Run:
+    """Files of a step on paper, and which records were read."""
+
+    def __init__(self, layout: Layout, ranks: Sequence[RankFacts]) -> None:
+        self.opened: set[int] = set()
+        self._layout = layout
+        self._ranks = ranks
+
+    def layout(self, facts: RankFacts) -> Layout:
+        return layouts.moved(self._layout, facts.begins)
+
+    def open(self, step: int, rank: int) -> Stored:
+        self.opened.add(rank)
+        return Stored(self.layout(self._ranks[rank]), record(rank, MANY, 1 << 33))
+
+
+def meeting(world: int) -> Callable[[], object]:
+    """Of every tensor, what a rank has to read where ranks that are cut alike have stored it."""
+    first = layouts.build([shard(f"m.w{n:03}", (2 * world, 8), (0, 0), (2, 8)) for n in range(200)])
+    kind = Kind(first, range(world), [(2 * rank,) for rank in range(world)])
+    wanted = Box((world + 1, 0), (4, 8))
+    wholes = pieces.gathered([kind]).wholes.values()
+    assert [len(reshard.reads(whole, wanted)) for whole in wholes] == [3] * 200  # and the ranks are in order now
+    return lambda: [reshard.reads(whole, wanted) for whole in pieces.gathered([kind]).wholes.values()]
+
+
+def test_a_rank_meets_what_ranks_that_are_cut_alike_have_stored_in_work_that_does_not_grow_with_their_number() -> None:
+    assert growth(meeting, 512, 8192) < 0.01
+
+
+def test_replicas_of_shards_have_as_many_layouts_as_there_are_replicas() -> None:
+    """HSDP: what the replicas of a shard have alike they store in turns, each the same parts of its shard."""
+    replicas, shards = 4, 64
+    rows = tuple(Row(f"m.w{n:03}", "float32", (shards * 4, 40_961), 0) for n in range(40))
+    offer = Offer(((Cut(0, shards),),), rows)
+    stands = [Stand(offer.digest, ((rank % shards,),)) for rank in range(replicas * shards)]
+    digests: dict[int, set[str]] = {}
+    for rank in (0, 1, 7, 63, 64, 65, 127, 128, 191, 192, 255):
+        parts = partition.decide(rank, stands, {offer.digest: offer}).parts
+        boxes = [
+            Shard(tile_name(part.row.name, number), part.row.dtype, box.shape, part.row.shape, box.start)
+            for part in parts
+            for number, (box, _) in enumerate(part.boxes)
+        ]
+        digests.setdefault(rank // shards, set()).add(layouts.build(boxes).digest)
+    assert [len(found) for found in digests.values()] == [1] * replicas

@@ -74,7 +74,7 @@ def test_digest_does_not_depend_on_order_and_does_on_everything_else():
         layout.build((*SHARDS[:-1], Shard.whole("m.f5", "float4_e2m1fn_x2", (5,))), VIEWS),
         layout.build((*SHARDS[:-1], Shard.whole("m.f4", "uint8", (5,))), VIEWS),
         layout.build((*SHARDS[:-1], Shard.whole("m.f4", "float4_e2m1fn_x2", (5, 1))), VIEWS),
-        layout.build((*SHARDS[:-3], Shard("m.part", "float16", (2, 4), (8, 4), (4, 0)), *SHARDS[-2:]), VIEWS),
+        layout.build((*SHARDS[:-3], Shard("m.part", "float16", (1, 4), (8, 4), (4, 0)), *SHARDS[-2:]), VIEWS),
         layout.build(SHARDS, (View("m.tied", "m.a", "float32", (3,), (1,), 4),)),
     ]
     assert len({other.digest for other in others} | {made.digest}) == len(others) + 1
@@ -90,7 +90,7 @@ def test_digest_is_that_of_the_documented_json():
 
 def test_file_round_trip():
     made = layout.build(SHARDS, VIEWS)
-    assert layout.decode(layout.encode(made)) == made
+    assert layout.decode(layout.encode(made), made.begins) == made
     empty = layout.build(())
     assert empty.nbytes == 4096 == len(empty.header)
     assert layout.decode(layout.encode(empty)) == empty
@@ -144,6 +144,7 @@ def test_all_problems_are_named_at_once():
     assert "'t0'" in str(caught.value) and "'t1'" in str(caught.value) and "and 10 more" in str(caught.value)
 
 
+BEGINS = layout.build(SHARDS, VIEWS).begins
 GOOD = layout.encode(layout.build(SHARDS, VIEWS))
 ENTRIES = json.loads(GOOD)["body"]["entries"]
 
@@ -178,8 +179,12 @@ def entries_with(index: int, **changes: object) -> list[object]:
         {"entries": entries_with(1, name=5)},
         {"entries": entries_with(1, dtype="nope")},
         {"entries": entries_with(3, global_shape=[1, 4])},
-        {"entries": entries_with(3, start=[7, 0])},
-        {"entries": entries_with(3, start=[6])},
+        {"entries": entries_with(3, begins=[])},
+        {"entries": entries_with(3, begins=[1])},
+        {"entries": entries_with(3, begins=[-1])},
+        {"entries": entries_with(3, begins=[0, 0])},
+        {"entries": entries_with(1, begins=[0])},
+        {"entries": entries_with(3, global_shape=[8])},
         {"views": [{"name": "v", "base": "none", "dtype": "int8", "shape": [], "strides": [], "start": 0}]},
         {"views": [{"name": "v"}]},
         {"version": 0},
@@ -189,8 +194,36 @@ def entries_with(index: int, **changes: object) -> list[object]:
 )
 def test_a_file_that_contradicts_itself_is_refused(changes: dict[str, object]):
     with pytest.raises(FormatError) as caught:
-        layout.decode(resealed(GOOD, **changes), source="the-layout.json")
+        layout.decode(resealed(GOOD, **changes), BEGINS, source="the-layout.json")
     assert "the-layout.json" in str(caught.value)
+
+
+def test_ranks_that_are_cut_alike_have_one_layout_and_begins_of_their_own():
+    def rank(row: int, column: int, size: int = 2) -> layout.Layout:
+        parts = [
+            Shard("m.w", "int8", (size, 3), (8, 3), (row, 0)),
+            Shard("m.w[=box 1]", "int8", (1, 3), (8, 3), (row + 4, 0)),
+            Shard("m.x", "int8", (size, 1), (8, 4), (row, column)),
+            Shard("m.y", "int8", (size, 9), (8, 9), (row, 0)),
+            Shard.whole("m.z", "int8", (2,)),
+        ]
+        return layout.build(parts)
+
+    one, other = rank(0, 2), rank(2, 3)
+    assert one.digest == other.digest and layout.encode(one) == layout.encode(other)
+    assert one.header == other.header
+    assert (one.begins, other.begins) == ((0, 4, 2), (2, 6, 3))
+    assert not one.same(other) and one.same(rank(0, 2))
+    assert rank(0, 2, size=1).digest != one.digest
+    assert layout.decode(layout.encode(one), other.begins) == other
+    assert layout.moved(one, other.begins) == other and layout.moved(other, one.begins) == one
+    for wrong in [(), other.begins[:-1], (*other.begins, 1), (7, 7, 7), (-1, 0, 0)]:
+        with pytest.raises(FormatError):
+            layout.decode(layout.encode(one), wrong)
+        with pytest.raises(FormatError):
+            layout.moved(one, wrong)
+    with pytest.raises(FormatError):
+        layout.decode(layout.encode(layout.build([SHARDS[0]])), (0,))
 
 
 def test_a_newer_version_says_so():
@@ -205,8 +238,8 @@ def test_a_damaged_file_says_so(data: bytes):
 
 
 def test_fields_of_later_versions_are_passed_over():
-    made = layout.decode(resealed(GOOD, later={"a": [1]}))
-    assert made.entries == layout.decode(GOOD).entries
+    made = layout.decode(resealed(GOOD, later={"a": [1]}), BEGINS)
+    assert made.entries == layout.decode(GOOD, BEGINS).entries
 
 
 def test_fingerprint_is_the_same_for_every_way_to_shard():

@@ -9,7 +9,7 @@ import math
 import msgspec
 import pytest
 
-from zerostall.core import checksum, manifest, values
+from zerostall.core import checksum, manifest, soundness, values
 from zerostall.core.manifest import Manifest, RankFacts, Record, RunFacts
 from zerostall.errors import CorruptError, FormatError, VersionError
 
@@ -193,7 +193,7 @@ def test_what_no_reader_would_take_is_not_written():
 def test_a_record_that_no_message_could_carry_is_not_written(monkeypatch: pytest.MonkeyPatch):
     large = msgspec.structs.replace(RECORD, values=values.encode({"blob": bytes(3000)}))
     manifest.encode_record(large)
-    monkeypatch.setattr(manifest, "MAX_VALUES", 2000)
+    monkeypatch.setattr(soundness, "MAX_VALUES", 2000)
     with pytest.raises(ValueError, match="a record holds up to 2000"):
         manifest.encode_record(large)
 

@@ -54,7 +54,7 @@ class Berth:
             CapacityError: the budget or the machine's memory is too small.
         """
         tier = self.current
-        if tier is not None and tier.layout.digest == layout.digest and tier.slots.count == slots:
+        if tier is not None and tier.layout.same(layout) and tier.slots.count == slots:
             return tier
         nbytes = stride_of(layout) * slots
         self.budget.take(nbytes, f"{slots} images of rank {self.rank} of {self.where}")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from zerostall import native
 from zerostall.agent.elsewhere import whole
+from zerostall.agent.step_images import StepImages
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core.candidates import Past, left_behind
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from zerostall.agent.client import Client
     from zerostall.agent.elsewhere import OfRun
     from zerostall.agent.stowage import Stowage
-    from zerostall.core.manifest import Manifest, RankFacts
+    from zerostall.core.manifest import Manifest
     from zerostall.flow.governor import Governor
     from zerostall.tiers.contract import RunTier
     from zerostall.tiers.disk import DiskTier
@@ -88,33 +89,16 @@ class Fetches:
 
         self._answer(client, request.id, look)
 
-    def describe(self, client: Client, berths: Mapping[int, Berth], rank: int, request: m.Describe) -> None:
-        """Answer with layouts and records of all ranks at a step."""
-        manifest, here = self._in_memory(berths, rank, request.step) if request.tier == "host" else (None, {})
+    def describe(self, client: Client, berths: Mapping[int, Berth], rank: int, request: m.Describe | m.Quote) -> None:
+        """Answer with what all ranks' images at a step are, or with the records of some."""
+        look = self._looking(berths, rank, request.tier, request.step)
 
-        def look() -> m.Message:
-            if request.tier == "replica":
-                stored = self._elsewhere(request.step, rank)
-            else:
-                run = self._run(request.tier)
-                with self._governor.restoring():
-                    ranks = run.manifest(request.step).ranks if manifest is None else self._all_ranks(manifest)
-                    stored = [
-                        here.get(facts.rank) or self._stored(run, request.step, facts, manifest is not None)
-                        for facts in ranks
-                    ]
-            numbers: dict[str, int] = {}
-            for one in stored:
-                numbers.setdefault(one.layout.digest, len(numbers))
-            each = {one.layout.digest: one.layout for one in stored}
-            return m.Described(
-                id=request.id,
-                layouts=tuple(layouts.encode(each[digest]) for digest in numbers),
-                layout_of=tuple(numbers[one.layout.digest] for one in stored),
-                records=tuple(manifests.encode_record(one.record) for one in stored),
-            )
+        def tell() -> m.Message:
+            with self._governor.restoring():
+                found = look()
+                return found.quoted(request) if isinstance(request, m.Quote) else found.described(request.id, rank)
 
-        self._answer(client, request.id, look)
+        self._answer(client, request.id, tell)
 
     def fetch(self, client: Client, berths: Mapping[int, Berth], rank: int, request: m.Fetch) -> None:
         """Answer with an image of a step in memory; held until the client releases it or is gone."""
@@ -166,28 +150,30 @@ class Fetches:
                 here[facts.rank] = Stored(tier.layout, record)
         return manifest, here
 
-    def _all_ranks(self, manifest: Manifest) -> tuple[RankFacts, ...]:
-        """Of a step that is clean in memory: where only this node's ranks are known, the disk knows the others."""
-        if len(manifest.ranks) == manifest.world:
-            return manifest.ranks
+    def _looking(self, berths: Mapping[int, Berth], rank: int, tier: str, step: int) -> Callable[[], StepImages]:
+        """What finds all ranks' images of a step, to be called on the thread that reads."""
+        if tier == "replica":
+            return lambda: StepImages.of(step, self._elsewhere(step, rank))
+        near, here = self._in_memory(berths, rank, step) if tier == "host" else (None, {})
+        run = self._run(tier)
+
+        def look() -> StepImages:
+            manifest = run.manifest(step) if near is None else self._of_all_ranks(near, here)
+            return StepImages(step, manifest.created, manifest.ranks, here, run)
+
+        return look
+
+    def _of_all_ranks(self, near: Manifest, here: Mapping[int, Stored]) -> Manifest:
+        """Of a step that is clean in memory: images that are not on this node must be on disk, the very same."""
+        if len(here) == near.world:
+            return near
         try:
-            whole = self._disk.manifest(manifest.step)
+            whole = self._disk.manifest(near.step)
         except (FormatError, FileNotFoundError):
             whole = None
-        if whole is None or not set(manifest.ranks) <= set(whole.ranks):
-            raise SnapshotNotFoundError(f"step {manifest.step}: images of other nodes' ranks are not on disk")
-        return whole.ranks
-
-    def _stored(self, run: RunTier, step: int, facts: RankFacts, from_memory: bool) -> Stored:
-        """One rank's layout and record; of a step in memory only if it is the very same that is on disk."""
-        if from_memory:
-            try:
-                same = run.manifest(step).ranks[facts.rank : facts.rank + 1] == (facts,)
-            except (FormatError, FileNotFoundError):
-                same = False
-            if not same:
-                raise SnapshotNotFoundError(f"step {step}: the image of rank {facts.rank} is not on this node")
-        return run.open(step, facts.rank)
+        if whole is None or not set(near.ranks) <= set(whole.ranks):
+            raise SnapshotNotFoundError(f"step {near.step}: images of other nodes' ranks are not on disk")
+        return whole
 
     def _look_at(self, step: int, rank: int) -> m.CopyFacts | None:
         """What there is of a step; None when it has just been evicted."""
@@ -302,7 +288,7 @@ class Fetches:
             brought = elsewhere.bring(m.Fetch(id=0, step=step, tier="replica"), wanted)
             try:
                 record = manifests.decode_record(brought.answer.record)
-                found[wanted] = Stored(layouts.decode(brought.answer.layout), record)
+                found[wanted] = Stored(layouts.decode(brought.answer.layout, record.begins), record)
                 world = record.world
             finally:
                 self._post(brought.release)

@@ -85,8 +85,8 @@ def pull(
 
 
 def _checked(answer: p.Coming, request: p.Pull, address: str) -> Pulled:
-    layout = layouts.decode(answer.layout)
     record = manifests.decode_record(answer.record, source=f"the record from {address}")
+    layout = layouts.decode(answer.layout, record.begins)
     asked = (request.run, request.rank, request.step)
     if (record.run, record.rank, record.step) != asked or (record.layout, record.nbytes) != (
         layout.digest,

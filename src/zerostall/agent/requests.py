@@ -85,7 +85,7 @@ class Requests:
                 )
             case m.Fetch():
                 run.fetches.fetch(client, run.berths, berth.rank, message)
-            case m.Describe():
+            case m.Describe() | m.Quote():
                 run.fetches.describe(client, run.berths, berth.rank, message)
             case m.Tidy():
                 run.when_tidy(lambda: client.send(m.Done(id=message.id)))
@@ -95,7 +95,7 @@ class Requests:
                 raise AgentError(f"{type(message).__name__} is not for this connection")
 
     def _lease(self, client: Client, run: Run, berth: Berth, request: m.Lease) -> None:
-        layout = layouts.decode(request.layout)
+        layout = layouts.decode(request.layout, request.begins)
         try:
             tier = berth.lease(layout, request.slots)
         except CapacityError:
@@ -109,7 +109,7 @@ class Requests:
         client.send(answer, tier.segment.fileno())
 
     def _adopt(self, client: Client, run: Run, berth: Berth, request: m.Adopt, fds: list[int]) -> None:
-        layout = layouts.decode(request.layout)
+        layout = layouts.decode(request.layout, request.begins)
         if len(fds) != 1:
             raise FormatError("Adopt needs the segment's descriptor beside it")
         facts = os.fstat(fds[0])

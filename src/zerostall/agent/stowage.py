@@ -130,7 +130,7 @@ class Stowage:
             gone = AgentError(f"the vault that it was captured into is gone: {self.last_error}")
             self._say_spoiled(record, wish, gone)
             return
-        if record.layout != tier.layout.digest or record.nbytes > self._nbytes:
+        if (record.layout, record.begins) != (tier.layout.digest, tier.layout.begins) or record.nbytes > self._nbytes:
             raise FormatError("what was stowed is of another layout than this memory")
         tier.slots.fill(slot)
         self._places.drain(stowed.place)

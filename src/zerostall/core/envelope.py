@@ -15,8 +15,8 @@ import msgspec
 from zerostall.core.quoting import clip
 from zerostall.errors import CorruptError, FormatError, VersionError
 
-VERSION = 1
-"""The newest format version this zerostall reads, and the one it writes."""
+FIRST = 1
+"""The first format version. A file is written in the lowest version that says all of it."""
 
 _Body = TypeVar("_Body")
 
@@ -40,7 +40,9 @@ def seal(body: bytes) -> bytes:
     return b"".join((b'{"sha256":"', digest, b'","body":', body, b"}\n"))
 
 
-def unseal(data: bytes, decoder: msgspec.json.Decoder[_Body], *, source: str, limit: int) -> tuple[_Body, str]:
+def unseal(
+    data: bytes, decoder: msgspec.json.Decoder[_Body], *, source: str, limit: int, newest: int = FIRST
+) -> tuple[_Body, str]:
     """Check a sealed file and read its body.
 
     Args:
@@ -48,6 +50,7 @@ def unseal(data: bytes, decoder: msgspec.json.Decoder[_Body], *, source: str, li
         decoder: of the body's type.
         source: what messages call the file, best its path.
         limit: the most bytes such a file may have.
+        newest: the newest format version of such a file that this zerostall reads.
 
     Returns the body and the SHA-256 (hex) of its bytes.
     Raises CorruptError for a file that is damaged, VersionError for one of a newer format, FormatError for
@@ -69,9 +72,9 @@ def unseal(data: bytes, decoder: msgspec.json.Decoder[_Body], *, source: str, li
         version = _VERSIONED.decode(body).version
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise FormatError(f"{source}: no format version ({clip(error)})") from None
-    if version > VERSION:
+    if version > newest:
         raise VersionError(
-            f"{source}: written in format version {clip(version)}, and this zerostall reads up to {VERSION}",
+            f"{source}: written in format version {clip(version)}, and this zerostall reads up to {newest}",
             hint="install a newer zerostall",
         )
     if version < 1:

@@ -4,7 +4,7 @@ An image is a valid safetensors file: a header padded to a multiple of 4096 byte
 with the largest elements first and by name among equals. So every tensor is aligned to its element size and
 there are no holes.
 A layout says all that needs saying about an image but its bytes, and its digest names it: two images with the
-same digest have everything but their bytes in common.
+same digest have everything but their bytes in common, and where in their tensors their boxes begin (`core.begins`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from zerostall.core import begins as at
 from zerostall.core import safetensors
 from zerostall.core.dtypes import DTYPES
-from zerostall.core.envelope import VERSION, seal, unseal
+from zerostall.core.envelope import FIRST, seal, unseal
+from zerostall.core.quoting import quote
 from zerostall.core.safetensors import ALIGN, MAX_BYTES, MAX_HEADER
 from zerostall.core.shards import Entry, Shard, View, place_problems, shard_problems, untiled, view_problems
 from zerostall.errors import FormatError, StateError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = [
     "ALIGN",
@@ -38,6 +40,7 @@ __all__ = [
     "decode",
     "encode",
     "fingerprint",
+    "moved",
 ]
 
 CHUNK = 16 << 20
@@ -45,6 +48,9 @@ CHUNK = 16 << 20
 
 MAX_FILE = 1 << 30
 """The largest layout file that is read, in bytes."""
+
+SECOND = 2
+"""The format version in which layouts say which boxes begin alike, and not where; of tensors that are cut alone."""
 
 _NO_DIGEST = "0" * 64
 _LISTED = 20
@@ -59,7 +65,10 @@ class Layout(msgspec.Struct, frozen=True):
         header: the image's first bytes, up to where its tensors begin; a function of the rest, so never of a
             step.
         nbytes: of the whole image.
-        digest: SHA-256, hex, of the layout's canonical JSON (docs/format.md); covers all but the header.
+        digest: SHA-256, hex, of the layout's canonical JSON (docs/format.md); covers all but the header and the begins.
+        begins: where boxes begin. Other ranks' layouts may have the same digest and other begins.
+        numbers: for each entry the numbers of its begins; empty in version 1, whose files say begins outright.
+        version: of the format its file is in.
     """
 
     entries: tuple[Entry, ...]
@@ -67,10 +76,17 @@ class Layout(msgspec.Struct, frozen=True):
     header: bytes
     nbytes: int
     digest: str
+    begins: tuple[int, ...] = ()
+    numbers: tuple[tuple[int, ...], ...] = ()
+    version: int = FIRST
+
+    def same(self, other: Layout) -> bool:
+        """Whether images of both have everything but their bytes in common."""
+        return self.digest == other.digest and self.begins == other.begins
 
 
 class _Row(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    # An entry in the file: of a whole tensor, the box is not written.
+    # An entry in the file: of a whole tensor, the box is not written. `start` in version 1, `begins` since version 2.
     name: str
     dtype: str
     shape: tuple[int, ...]
@@ -78,6 +94,7 @@ class _Row(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     nbytes: int
     global_shape: tuple[int, ...] | None = None
     start: tuple[int, ...] | None = None
+    begins: tuple[int, ...] = ()
 
 
 class _Body(msgspec.Struct, frozen=True):
@@ -104,7 +121,7 @@ def build(shards: Iterable[Shard], views: Iterable[View] = ()) -> Layout:
         _refuse(problems)
     sizes = [math.prod(box.shape) * DTYPES[box.dtype].itemsize for box in boxes]
     slots = _slots(boxes, sizes)
-    begin = safetensors.data_start(_metadata(_NO_DIGEST), slots)
+    begin = safetensors.data_start(_metadata(_NO_DIGEST, FIRST), slots)
     nbytes = begin + sum(sizes)
     if begin > MAX_HEADER or nbytes > MAX_BYTES:
         _refuse([f"{len(boxes)} tensors of {nbytes - begin} bytes and a header of {begin}: too much for one file"])
@@ -114,32 +131,31 @@ def build(shards: Iterable[Shard], views: Iterable[View] = ()) -> Layout:
         shape, whole, start = tuple(box.shape), tuple(box.global_shape), tuple(box.start)
         entries.append(Entry(box.name, box.dtype, shape, whole, start, offset, size))
         offset += size
-    digest = hashlib.sha256(_body(entries, named, nbytes)).hexdigest()
-    return Layout(tuple(entries), named, safetensors.join(_metadata(digest), slots), nbytes, digest)
+    numbers, begins = at.numbered(entries)
+    version = SECOND if begins else FIRST
+    digest = hashlib.sha256(_body(version, entries, numbers, named, nbytes)).hexdigest()
+    header = safetensors.join(_metadata(digest, version), slots)
+    return Layout(tuple(entries), named, header, nbytes, digest, begins, numbers if begins else (), version)
 
 
 def encode(layout: Layout) -> bytes:
-    """Return the layout's file."""
-    return seal(_body(layout.entries, layout.views, layout.nbytes))
+    """Return the layout's file; the same for all begins."""
+    return seal(_body(layout.version, layout.entries, layout.numbers, layout.views, layout.nbytes))
 
 
-def decode(data: bytes, *, source: str = "layout") -> Layout:
-    """Read a layout's file and check all of it.
+def decode(data: bytes, begins: Sequence[int] = (), *, source: str = "layout") -> Layout:
+    """Read a layout's file, with the begins of one of its ranks, and check all of it.
 
     `source` is what messages call it. CorruptError where it is damaged, VersionError where it is of a newer
-    format, FormatError where it contradicts itself.
+    format, FormatError where it contradicts itself or its boxes need other begins.
     """
-    body, digest = unseal(data, _BODY, source=source, limit=MAX_FILE)
+    body, digest = unseal(data, _BODY, source=source, limit=MAX_FILE, newest=SECOND)
+    numbers = () if body.version == FIRST else tuple(row.begins for row in body.entries)
+    if problem := next(_number_problems(body.entries, numbers), None):
+        raise FormatError(f"{source}: {problem}")
+    at.insist(numbers, begins, source)
     entries = tuple(
-        Entry(
-            row.name,
-            row.dtype,
-            row.shape,
-            row.shape if row.global_shape is None else row.global_shape,
-            (0,) * len(row.shape) if row.start is None else row.start,
-            row.offset,
-            row.nbytes,
-        )
+        Entry(row.name, row.dtype, row.shape, *_box(row, body.version, begins), row.offset, row.nbytes)
         for row in body.entries
     )
     views = tuple(body.views)
@@ -149,9 +165,49 @@ def decode(data: bytes, *, source: str = "layout") -> Layout:
         raise FormatError(f"{source}: {problem}")
     slots = _slots(entries, [entry.nbytes for entry in entries])
     begin = entries[0].offset if entries else body.nbytes
-    if begin > MAX_HEADER or begin != safetensors.data_start(_metadata(digest), slots):
+    metadata = _metadata(digest, body.version)
+    if begin > MAX_HEADER or begin != safetensors.data_start(metadata, slots):
         raise FormatError(f"{source}: the tensors begin at byte {begin}, which is not where the header ends")
-    return Layout(entries, views, safetensors.join(_metadata(digest), slots), body.nbytes, digest)
+    header = safetensors.join(metadata, slots)
+    return Layout(entries, views, header, body.nbytes, digest, tuple(begins), numbers, body.version)
+
+
+def moved(layout: Layout, begins: Sequence[int], *, source: str = "layout") -> Layout:
+    """Return the layout of the rank that has these begins. FormatError where they are not such as its boxes need."""
+    if tuple(begins) == layout.begins:
+        return layout
+    at.insist(layout.numbers, begins, source)
+    entries = tuple(
+        _entry_at(entry, mine, begins) if mine else entry
+        for entry, mine in zip(layout.entries, layout.numbers, strict=True)
+    )
+    if problem := next(shard_problems(entries), None):
+        raise FormatError(f"{source}: {problem}")
+    return msgspec.structs.replace(layout, entries=entries, begins=tuple(begins))
+
+
+def _entry_at(entry: Entry, numbers: Sequence[int], begins: Sequence[int]) -> Entry:
+    start = at.start_of(entry.shape, entry.global_shape, numbers, begins)
+    return Entry(entry.name, entry.dtype, entry.shape, entry.global_shape, start, entry.offset, entry.nbytes)
+
+
+def _number_problems(rows: Sequence[_Row], numbers: Sequence[tuple[int, ...]]) -> Iterator[str]:
+    for row, mine in zip(rows, numbers, strict=bool(numbers)):
+        whole = row.shape if row.global_shape is None else row.global_shape
+        cut = sum(size != total for size, total in zip(row.shape, whole, strict=False))
+        if len(mine) != cut or any(number < 0 for number in mine):
+            yield f"{quote(row.name)}: a box that is cut in {cut} dimensions has as many begins, numbered from 0 on"
+
+
+def _box(row: _Row, version: int, begins: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The whole tensor's shape, and where the box begins."""
+    if row.global_shape is None:
+        return row.shape, (0,) * len(row.shape) if row.start is None or version > FIRST else row.start
+    if version == FIRST:
+        return row.global_shape, (0,) * len(row.shape) if row.start is None else row.start
+    if len(row.global_shape) != len(row.shape):
+        return row.global_shape, ()  # which is refused with all other boxes that are none
+    return row.global_shape, at.start_of(row.shape, row.global_shape, row.begins, begins)
 
 
 def fingerprint(layouts: Iterable[Layout]) -> str:
@@ -176,9 +232,9 @@ def _order(shard: Shard) -> tuple[int, str]:
     return (-dtype.itemsize if dtype else 0, shard.name)
 
 
-def _metadata(digest: str) -> bytes:
+def _metadata(digest: str, version: int) -> bytes:
     # Some loaders refuse a file whose metadata does not name a framework.
-    return msgspec.json.encode({"format": "pt", "zerostall.version": str(VERSION), "zerostall.layout": digest})
+    return msgspec.json.encode({"format": "pt", "zerostall.version": str(version), "zerostall.layout": digest})
 
 
 def _slots(boxes: Sequence[Shard | Entry], sizes: Sequence[int]) -> bytes:
@@ -192,8 +248,18 @@ def _slots(boxes: Sequence[Shard | Entry], sizes: Sequence[int]) -> bytes:
     return msgspec.json.encode(slots)
 
 
-def _body(entries: Sequence[Entry], views: Sequence[View], nbytes: int) -> bytes:
-    return msgspec.json.encode(_Body(VERSION, nbytes, [_row(entry) for entry in entries], list(views)))
+def _body(
+    version: int,
+    entries: Sequence[Entry],
+    numbers: Sequence[tuple[int, ...]],
+    views: Sequence[View],
+    nbytes: int,
+) -> bytes:
+    if version == FIRST:
+        rows = [_row(entry) for entry in entries]
+    else:
+        rows = [_numbered_row(entry, mine) for entry, mine in zip(entries, numbers, strict=True)]
+    return msgspec.json.encode(_Body(version, nbytes, rows, list(views)))
 
 
 def _row(entry: Entry) -> _Row:
@@ -201,6 +267,11 @@ def _row(entry: Entry) -> _Row:
         return _Row(entry.name, entry.dtype, entry.shape, entry.offset, entry.nbytes)
     box = (entry.global_shape, entry.start)
     return _Row(entry.name, entry.dtype, entry.shape, entry.offset, entry.nbytes, *box)
+
+
+def _numbered_row(entry: Entry, numbers: tuple[int, ...]) -> _Row:
+    whole = None if entry.shape == entry.global_shape else entry.global_shape
+    return _Row(entry.name, entry.dtype, entry.shape, entry.offset, entry.nbytes, whole, None, numbers)
 
 
 def _refuse(problems: Sequence[str]) -> None:

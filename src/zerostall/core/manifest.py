@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from typing import Literal
 
 import msgspec
 
-from zerostall.core import checksum
-from zerostall.core.envelope import VERSION, seal, unseal
+from zerostall.core import checksum, soundness
+from zerostall.core.envelope import FIRST, seal, unseal
 from zerostall.core.layout import CHUNK, Layout
-from zerostall.core.quoting import quote
-from zerostall.core.safetensors import ALIGN, MAX_BYTES
-from zerostall.core.steps import MAX_RANK, MAX_STEP
 from zerostall.core.values import Document
 from zerostall.errors import FormatError
 
@@ -26,13 +22,6 @@ MAX_RUN_FILE = 1 << 20
 MAX_RECORD_FILE = 1 << 30
 MAX_MANIFEST_FILE = 1 << 28
 """The largest such files that are read, in bytes."""
-
-MAX_VALUES = 1 << 28
-"""The most bytes of small values that are written into a record; any message to the agent can carry these."""
-
-_MAX_CHUNK = 1 << 32
-_DIGEST = re.compile("[0-9a-f]{64}")
-_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +32,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         step: number of finished training steps.
         rank, world: whose image it is, of how many.
         layout: the layout's digest.
+        begins: where this rank's boxes begin, as the layout numbers them; see `core.begins`.
         nbytes: of the image, header included.
         chunk_bytes: how many bytes each chunk has but the last.
         checksums: CRC-32C of each chunk.
@@ -65,7 +55,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     values: Document
     metric: float | None = None
     created: float = 0.0
-    version: int = VERSION
+    begins: tuple[int, ...] = ()
+    version: int = FIRST
 
     @classmethod
     def of(
@@ -95,17 +86,19 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
             values=values,
             metric=metric,
             created=created,
+            begins=layout.begins,
         )
 
 
-class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the manifest says of one rank: its image's size, checksum and layout, and its record file's SHA-256."""
+class RankFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the manifest says of one rank: its image's size, checksum, layout and begins, and its record's SHA-256."""
 
     rank: int
     nbytes: int
     checksum: int
     record: str
     layout: str
+    begins: tuple[int, ...] = ()
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +113,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[RankFacts, ...]
     metric: float | None = None
     created: float = 0.0
-    version: int = VERSION
+    version: int = FIRST
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,20 +130,21 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     fingerprint: str
     created: float = 0.0
-    version: int = VERSION
+    version: int = FIRST
 
 
 # JSON has no infinities and no NaN, and a metric may well be one.
 _Odd = Literal["nan", "inf", "-inf"]
 
 
-class _RecordBody(msgspec.Struct, frozen=True, kw_only=True):
+class _RecordBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: int
     run: str
     step: int
     rank: int
     world: int
     layout: str
+    begins: tuple[int, ...] = ()
     nbytes: int
     chunk_bytes: int
     checksums: list[int]
@@ -185,14 +179,15 @@ _RUN = msgspec.json.Decoder(_RunBody)
 
 def encode_record(record: Record) -> bytes:
     """Return a record's file. ValueError for one that no reader would take."""
-    _insist(_record_problem(record) or values_problem(len(bytes(record.values))))
+    _insist(soundness.record_problem(record) or soundness.values_problem(len(bytes(record.values))))
     body = _RecordBody(
-        version=VERSION,
+        version=FIRST,
         run=record.run,
         step=record.step,
         rank=record.rank,
         world=record.world,
         layout=record.layout,
+        begins=record.begins,
         nbytes=record.nbytes,
         chunk_bytes=record.chunk_bytes,
         checksums=record.checksums,
@@ -217,6 +212,7 @@ def decode_record(data: bytes, *, source: str = "record") -> Record:
         rank=body.rank,
         world=body.world,
         layout=body.layout,
+        begins=body.begins,
         nbytes=body.nbytes,
         chunk_bytes=body.chunk_bytes,
         checksums=body.checksums,
@@ -225,15 +221,15 @@ def decode_record(data: bytes, *, source: str = "record") -> Record:
         metric=_read(body.metric),
         created=body.created,
     )
-    _refuse(source, _record_problem(record))
+    _refuse(source, soundness.record_problem(record))
     return record
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return a manifest's file. ValueError for one that no reader would take."""
-    _insist(_manifest_problem(manifest))
+    _insist(soundness.manifest_problem(manifest))
     body = _ManifestBody(
-        version=VERSION,
+        version=FIRST,
         run=manifest.run,
         step=manifest.step,
         world=manifest.world,
@@ -256,14 +252,14 @@ def decode_manifest(data: bytes, *, source: str = "manifest") -> Manifest:
         metric=_read(body.metric),
         created=body.created,
     )
-    _refuse(source, _manifest_problem(manifest))
+    _refuse(source, soundness.manifest_problem(manifest))
     return manifest
 
 
 def encode_run(run: RunFacts) -> bytes:
     """Return a run's file. ValueError for one that no reader would take."""
-    _insist(_run_problem(run))
-    body = _RunBody(version=VERSION, run=run.run, name=run.name, fingerprint=run.fingerprint, created=run.created)
+    _insist(soundness.run_problem(run))
+    body = _RunBody(version=FIRST, run=run.run, name=run.name, fingerprint=run.fingerprint, created=run.created)
     return seal(msgspec.json.encode(body))
 
 
@@ -273,7 +269,7 @@ def decode_run(data: bytes, *, source: str = "run") -> RunFacts:
     run = RunFacts(
         version=body.version, run=body.run, name=body.name, fingerprint=body.fingerprint, created=body.created
     )
-    _refuse(source, _run_problem(run))
+    _refuse(source, soundness.run_problem(run))
     return run
 
 
@@ -286,6 +282,7 @@ def facts(record: Record, data: bytes) -> RankFacts:
         checksum=record.checksum,
         record=digest,
         layout=record.layout,
+        begins=record.begins,
     )
 
 
@@ -322,79 +319,3 @@ def _insist(problem: str) -> None:
 def _refuse(source: str, problem: str) -> None:
     if problem:
         raise FormatError(f"{source}: {problem}")
-
-
-def _common_problem(run: str, created: float) -> str:
-    if not _RUN_ID.fullmatch(run):
-        return f"a run's id has 1 to 128 letters, digits, '.', '_' and '-', not {quote(run)}"
-    if not math.isfinite(created):
-        return "the time it was created is no number"
-    return ""
-
-
-def _step_problem(step: int, world: int) -> str:
-    if not 0 <= step <= MAX_STEP:
-        return "a step is an integer from 0 to 2^63 - 1"
-    if not 1 <= world <= MAX_RANK + 1:
-        return "a run has from 1 to 2^31 ranks"
-    return ""
-
-
-def _image_problem(nbytes: int, crc: int, layout: str) -> str:
-    if not ALIGN <= nbytes <= MAX_BYTES:
-        return "an image has from 4096 to 2^63 - 1 bytes"
-    if not 0 <= crc <= 0xFFFFFFFF:
-        return "the image's checksum is no CRC-32C"
-    if not _DIGEST.fullmatch(layout):
-        return "the layout's digest is no SHA-256 in lower-case hex"
-    return ""
-
-
-def values_problem(nbytes: int) -> str:
-    """Say why small values of so many bytes are not written, or return ''."""
-    if nbytes <= MAX_VALUES:
-        return ""
-    return f"the small values take {nbytes} bytes as JSON; a record holds up to {MAX_VALUES}"
-
-
-def _record_problem(record: Record) -> str:
-    problem = (
-        _common_problem(record.run, record.created)
-        or _step_problem(record.step, record.world)
-        or _image_problem(record.nbytes, record.checksum, record.layout)
-    )
-    if problem:
-        return problem
-    if not 0 <= record.rank < record.world:
-        return f"of {record.world} ranks, this cannot be one"
-    if not ALIGN <= record.chunk_bytes <= _MAX_CHUNK or record.chunk_bytes % ALIGN:
-        return "a chunk's size is a multiple of 4096 up to 2^32"
-    try:
-        crc = checksum.whole(record.checksums, record.nbytes, record.chunk_bytes)
-    except ValueError as error:
-        return str(error)
-    return "" if crc == record.checksum else "the image's checksum is not that of its chunks together"
-
-
-def _manifest_problem(manifest: Manifest) -> str:
-    problem = _common_problem(manifest.run, manifest.created) or _step_problem(manifest.step, manifest.world)
-    if problem:
-        return problem
-    if len(manifest.ranks) != manifest.world:
-        return f"{len(manifest.ranks)} ranks are listed, not {manifest.world}"
-    for index, rank in enumerate(manifest.ranks):
-        if rank.rank != index:
-            return f"in place of rank {index} another is listed"
-        if problem := _image_problem(rank.nbytes, rank.checksum, rank.layout):
-            return f"rank {index}: {problem}"
-        if not _DIGEST.fullmatch(rank.record):
-            return f"rank {index}: the record's digest is no SHA-256 in lower-case hex"
-    return ""
-
-
-def _run_problem(run: RunFacts) -> str:
-    if problem := _common_problem(run.run, run.created):
-        return problem
-    if not _DIGEST.fullmatch(run.fingerprint):
-        return "the fingerprint is no SHA-256 in lower-case hex"
-    return ""

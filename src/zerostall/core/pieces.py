@@ -6,22 +6,29 @@ it. What belongs to one rank alone, while data of that name on other ranks is ot
 
 from __future__ import annotations
 
+import bisect
+import functools
 import re
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from zerostall.core.begins import start_of
 from zerostall.core.boxes import Box, tiling_problem
 from zerostall.core.contents import is_whole_view
+from zerostall.core.kinds import kinds
 from zerostall.core.shards import View, untiled
 from zerostall.errors import CorruptError, FormatError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from zerostall.core.kinds import Kind
     from zerostall.core.layout import Layout
     from zerostall.core.shards import Entry
 
+_FEW = 8
 _RANK = re.compile(r"\[=rank ([0-9]+)\]\Z")
 
 
@@ -45,25 +52,81 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     box: Box
 
 
-class Whole(msgspec.Struct, frozen=True):
-    """A tensor of the step, and where all of it is stored.
+class Whole:
+    """A tensor of the step, and where all of it is stored: in entries of layouts, each on all ranks of a kind.
 
-    Attributes:
-        pieces: in the order of where they begin; none has an element of another.
-        longest: how far a piece reaches along the first dimension at most.
+    Not all boxes are put down, for of 16 384 ranks one looks for a few.
     """
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
-    longest: int
+    def __init__(self, name: str, dtype: str, shape: tuple[int, ...]) -> None:
+        self.name = name
+        self.dtype = dtype
+        self.shape = shape
+        self._same: dict[Box, Piece] = {}  # boxes that are the same on all ranks of their kind
+        self._cut: list[tuple[Kind, Entry, tuple[int, ...]]] = []
+
+    def add(self, kind: Kind, entry: Entry, numbers: tuple[int, ...]) -> None:
+        """Take in an entry; `numbers`: of its begins."""
+        if numbers:
+            self._cut.append((kind, entry, numbers))
+        else:
+            # Where two ranks have stored the very same, one is enough.
+            box = Box(entry.start, entry.shape)
+            self._same.setdefault(box, Piece(kind.ranks[0], entry.offset, entry.nbytes, box))
+
+    @functools.cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """All of it, in the order of where pieces begin."""
+        found = dict(self._same)
+        for kind, entry, numbers in self._cut:
+            for index in range(len(kind.ranks)):
+                piece = _piece(kind, index, entry, numbers)
+                found.setdefault(piece.box, piece)
+        return tuple(sorted(found.values(), key=_place))
+
+    def near(self, wanted: Box) -> Iterable[Piece]:
+        """The pieces that may have something of that box, in the order of where they begin."""
+        found = {piece.box: piece for piece in self._near(wanted)}
+        for kind, entry, numbers in self._cut:
+            if not entry.nbytes:
+                continue
+            for index in kind.near(entry, numbers, wanted):
+                piece = _piece(kind, index, entry, numbers)
+                found.setdefault(piece.box, piece)
+        return sorted(found.values(), key=_place)
+
+    def _near(self, wanted: Box) -> Sequence[Piece]:
+        sorted_, longest = self._sorted
+        if len(sorted_) < _FEW or not wanted.start:
+            return sorted_
+        first, stop = wanted.start[0], wanted.start[0] + wanted.shape[0]
+        low = bisect.bisect_right(sorted_, first - longest, key=_begin)
+        return sorted_[low : bisect.bisect_left(sorted_, stop, key=_begin)]
+
+    @functools.cached_property
+    def _sorted(self) -> tuple[list[Piece], int]:
+        """Boxes that are the same everywhere, and how far one reaches along the first dimension at most."""
+        found = sorted(self._same.values(), key=_place)
+        return found, max((piece.box.shape[0] for piece in found if piece.box.shape), default=1)
 
     def problem(self) -> str:
         """Say in words why not all of it is there; empty where it is."""
         if len(self.pieces) == 1 and self.pieces[0].box.shape == self.shape:
             return ""
         return tiling_problem(self.shape, [piece.box for piece in self.pieces])
+
+
+def _piece(kind: Kind, index: int, entry: Entry, numbers: tuple[int, ...]) -> Piece:
+    box = Box(start_of(entry.shape, entry.global_shape, numbers, kind.begins[index]), entry.shape)
+    return Piece(kind.ranks[index], entry.offset, entry.nbytes, box)
+
+
+def _place(piece: Piece) -> tuple[int, ...]:
+    return piece.box.start
+
+
+def _begin(piece: Piece) -> int:
+    return piece.box.start[0]
 
 
 class Pieces(msgspec.Struct, frozen=True):
@@ -87,35 +150,33 @@ class Pieces(msgspec.Struct, frozen=True):
 def gather(layouts: Sequence[Layout | None]) -> Pieces:
     """Put together what the images of all ranks hold; None for a rank whose image is not looked at.
 
-    Linear. FormatError where ranks contradict each other; names the tensor and the ranks.
+    FormatError where ranks contradict each other; names the tensor and the ranks.
     """
-    found: dict[str, dict[Box, Piece]] = {}
-    facts: dict[str, tuple[str, tuple[int, ...], int]] = {}
+    return gathered(kinds((rank, layout) for rank, layout in enumerate(layouts) if layout is not None))
+
+
+def gathered(found: Iterable[Kind]) -> Pieces:
+    """As `gather`, of ranks sorted by their layouts. Linear in the layouts' entries, whatever the number of ranks."""
+    wholes: dict[str, Whole] = {}
     views: dict[str, View] = {}
-    for rank, layout in enumerate(layouts):
-        if layout is None:
-            continue
-        for entry in layout.entries:
+    told: dict[str, int] = {}
+    for kind in found:
+        layout = kind.layout
+        for entry, numbers in zip(layout.entries, layout.numbers or repeat(()), strict=False):
             name = untiled(entry.name)
-            kind = facts.setdefault(name, (entry.dtype, entry.global_shape, rank))
-            if kind[:2] != (entry.dtype, entry.global_shape):
+            whole = wholes.get(name)
+            if whole is None:
+                whole = wholes[name] = Whole(name, entry.dtype, entry.global_shape)
+                told[name] = kind.ranks[0]
+            elif (whole.dtype, whole.shape) != (entry.dtype, entry.global_shape):
                 raise FormatError(
-                    f"{name} is {kind[0]} {kind[1]} on rank {kind[2]} and {entry.dtype} {entry.global_shape} on {rank}"
+                    f"{name} is {whole.dtype} {whole.shape} on rank {told[name]} "
+                    f"and {entry.dtype} {entry.global_shape} on {kind.ranks[0]}"
                 )
-            box = Box(entry.start, entry.shape)
-            # Where two ranks have stored the very same, one is enough.
-            found.setdefault(name, {}).setdefault(box, Piece(rank, entry.offset, entry.nbytes, box))
+            whole.add(kind, entry, numbers)
         if layout.views:
             _take_views(layout, views)
-    wholes: dict[str, Whole] = {}
-    for name, pieces in found.items():
-        longest = max(piece.box.shape[0] if piece.box.shape else 1 for piece in pieces.values())
-        wholes[name] = Whole(name, *facts[name][:2], tuple(sorted(pieces.values(), key=_place)), longest)
     return Pieces(wholes, views)
-
-
-def _place(piece: Piece) -> tuple[int, ...]:
-    return piece.box.start
 
 
 def _take_views(layout: Layout, views: dict[str, View]) -> None:

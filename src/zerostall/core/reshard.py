@@ -6,7 +6,6 @@ common, those are read: as one run of bytes where they lie so, else as a box out
 
 from __future__ import annotations
 
-import bisect
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,7 +16,7 @@ from zerostall.core.pieces import Piece
 from zerostall.errors import CorruptError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from zerostall.core.pieces import Whole
 
@@ -58,7 +57,7 @@ def reads(whole: Whole, wanted: Box) -> list[Read]:
     itemsize = DTYPES[whole.dtype].itemsize
     found: list[Read] = []
     have = 0
-    for piece in _near(whole, wanted):
+    for piece in whole.near(wanted):
         both = common(piece.box, wanted)
         if both is not None:
             found.append(Read(piece, both.within(piece.box), both.within(wanted), itemsize))
@@ -67,20 +66,6 @@ def reads(whole: Whole, wanted: Box) -> list[Read]:
         problem = whole.problem() or "its parts do not fit together"
         raise CorruptError(f"{whole.name}: {wanted} cannot be read in full: {problem}")
     return found
-
-
-def _near(whole: Whole, wanted: Box) -> Sequence[Piece]:
-    """The pieces that may have something of it."""
-    pieces = whole.pieces
-    if len(pieces) < 8 or not wanted.start:
-        return pieces
-    first, stop = wanted.start[0], wanted.start[0] + wanted.shape[0]
-    low = bisect.bisect_right(pieces, first - whole.longest, key=_begin)
-    return pieces[low : bisect.bisect_left(pieces, stop, key=_begin)]
-
-
-def _begin(piece: Piece) -> int:
-    return piece.box.start[0]
 
 
 def chunks(wanted: Iterable[Read], chunk_bytes: int) -> list[int]:

@@ -121,7 +121,7 @@ def diff(where: str | os.PathLike[str], a: int, b: int, *, progress: Progress | 
             existing(run, step)
         before, after = (Side(run, step, run.manifest(step)) for step in (a, b))
         meter = _Meter(before.nbytes + after.nbytes, progress)
-        alike = [[rank.layout for rank in side.manifest.ranks] for side in (before, after)]
+        alike = [[(rank.layout, rank.begins) for rank in side.manifest.ranks] for side in (before, after)]
         by_rank = alike[0] == alike[1] or max(map(len, alike)) == 1
         return (compare if by_rank else compare_wholes)(before, after, meter.add)
 

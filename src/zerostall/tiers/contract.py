@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from zerostall.core.candidates import Past
     from zerostall.core.layout import Layout
-    from zerostall.core.manifest import Manifest, Record, RunFacts
+    from zerostall.core.manifest import Manifest, RankFacts, Record, RunFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +125,10 @@ class RunTier(Tier, Protocol):
 
     def bytes_of(self, step: int, rank: int, stored: Stored) -> ImageBytes:
         """The bytes of the image that `open` told of, to be closed. CorruptError where it is missing or cut."""
+        ...
+
+    def layout(self, facts: RankFacts) -> Layout:
+        """The layout of a rank of which a manifest says that, checked; its record is not read."""
         ...
 
     def missing(self, manifest: Manifest) -> str:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from zerostall.core.layout import Layout
-    from zerostall.core.manifest import Manifest, Record, RunFacts
+    from zerostall.core.manifest import Manifest, RankFacts, Record, RunFacts
     from zerostall.tiers.contract import Image, Stored
 
 
@@ -225,9 +225,8 @@ class DiskTier:
             write_whole(self.where / names.RUN, data, self._modes)
         return facts
 
-    def layout(self, digest: str) -> Layout:
-        """The layout of that digest, checked."""
-        return self._layouts.get(digest)
+    def layout(self, facts: RankFacts) -> Layout:
+        return self._layouts.get(facts.layout, facts.begins)
 
     def pin(self, step: int, pinned: bool = True) -> None:
         """Mark a committed step so that retention never evicts it (or no longer)."""

@@ -57,7 +57,7 @@ class HostTier:
     # -------------------------------------------------------------------------------------------------- verbs
 
     def put(self, image: Image) -> None:
-        if image.layout.digest != self.layout.digest:
+        if not image.layout.same(self.layout):
             raise FormatError("the image has another layout than this segment")
         slot = self._slot_at(image.address)
         if slot is None:
@@ -120,7 +120,8 @@ class HostTier:
 
     def seal(self, slot: int, record: Record) -> None:
         """The granted slot holds the whole image that `record` describes."""
-        if record.layout != self.layout.digest or record.nbytes != self.layout.nbytes:
+        mine = self.layout
+        if (record.layout, record.begins, record.nbytes) != (mine.digest, mine.begins, mine.nbytes):
             raise FormatError("the record is of another layout than this segment")
         self._manifests.pop(record.step, None)
         self.slots.seal(slot, record.step)

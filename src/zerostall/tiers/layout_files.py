@@ -13,6 +13,7 @@ from zerostall.tiers.files import fsync_folder, read_file, write_whole
 from zerostall.tiers.modes import OWN
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from zerostall.core.layout import Layout
@@ -27,15 +28,16 @@ class LayoutFiles:
         self._known: dict[str, Layout] = {}
         self._sound: set[str] = set()
 
-    def get(self, digest: str) -> Layout:
-        """The layout of that digest, checked.
+    def get(self, digest: str, begins: Sequence[int]) -> Layout:
+        """The layout of that digest and of the rank that has these begins, checked.
 
         Raises:
-            CorruptError, FormatError: neither file is good; says what is wrong with the first.
+            CorruptError, FormatError: neither file is good, or they are of other begins; says what is wrong with the
+                first.
         """
         if digest not in self._known:
-            self._known[digest] = self._read(digest)
-        return self._known[digest]
+            self._known[digest] = self._read(digest, begins)
+        return layouts.moved(self._known[digest], begins, source=str(self._paths(digest)[0]))
 
     def write(self, layout: Layout) -> None:
         """Have both files there, whole and durable."""
@@ -57,25 +59,25 @@ class LayoutFiles:
         folder = self._where / names.LAYOUTS
         return folder / names.layout_file(digest), folder / names.spare_layout_file(digest)
 
-    def _read(self, digest: str) -> Layout:
+    def _read(self, digest: str, begins: Sequence[int]) -> Layout:
         first, spare = self._paths(digest)
         try:
-            return _decoded(first, digest)
+            return _decoded(first, digest, begins)
         except (FormatError, StorageError) as damage:
             try:
-                found = _decoded(spare, digest)
+                found = _decoded(spare, digest, begins)
             except (FormatError, StorageError):
                 raise damage from None
             say_once(f"layout:{first}", "%s; its spare is used, the next save mends it", damage.args[0])
             return found
 
 
-def _decoded(path: Path, digest: str) -> Layout:
+def _decoded(path: Path, digest: str, begins: Sequence[int]) -> Layout:
     try:
         data = read_file(path)
     except FileNotFoundError:
         raise CorruptError(f"{path} is missing") from None
-    decoded = layouts.decode(data, source=str(path))
+    decoded = layouts.decode(data, begins, source=str(path))
     if decoded.digest != digest:
         raise CorruptError(f"{path} holds another layout than its name says")
     return decoded

@@ -9,7 +9,7 @@ from zerostall.errors import CorruptError, SnapshotNotFoundError
 from zerostall.tiers.contract import Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from zerostall.core.layout import Layout
@@ -31,12 +31,12 @@ def facts_of(manifest: Manifest, rank: int, where: Path | str) -> RankFacts:
     return manifest.ranks[rank]
 
 
-def stored_of(manifest: Manifest, data: bytes, source: str, layout: Callable[[str], Layout]) -> Stored:
+def stored_of(manifest: Manifest, data: bytes, source: str, layout: Callable[[str, Sequence[int]], Layout]) -> Stored:
     """Layout and record of a rank's image, from the record's bytes. CorruptError where they do not fit the manifest."""
     record = manifests.decode_record(data, source=source)
     if problem := manifests.record_difference(manifest, record, data):
         raise CorruptError(f"{source}: {problem}")
-    found = layout(record.layout)
+    found = layout(record.layout, record.begins)
     if found.nbytes != record.nbytes:
         raise CorruptError(f"{source}: {record.nbytes} bytes, but its layout has {found.nbytes}")
     return Stored(found, record)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from zerostall.core.layout import Layout
-    from zerostall.core.manifest import Manifest, RunFacts
+    from zerostall.core.manifest import Manifest, RankFacts, RunFacts
     from zerostall.tiers.store import Found, Store
 
 STALE_SECONDS = 24 * 3600.0
@@ -130,7 +130,7 @@ class RemoteTier:
         manifest = self.manifest(step)
         readings.facts_of(manifest, rank, self.where)
         name, found = self._read_record(manifest, rank)
-        return readings.stored_of(manifest, found.data, self.store.address(name), self.layout)
+        return readings.stored_of(manifest, found.data, self.store.address(name), self._layout)
 
     def get(self, step: int, rank: int, address: int, *, chunks: Sequence[int] | None = None) -> Stored:
         stored = self.open(step, rank)
@@ -217,19 +217,21 @@ class RemoteTier:
         except (StorageError, FormatError) as error:
             log.warning("%s: what was sent of step %d is left for now: %s", self.where, step, error)
 
-    def layout(self, digest: str) -> Layout:
-        """The layout of that digest, checked."""
+    def layout(self, facts: RankFacts) -> Layout:
+        return self._layout(facts.layout, facts.begins)
+
+    def _layout(self, digest: str, begins: Sequence[int]) -> Layout:
         if digest not in self._layouts:
             name = f"{names.LAYOUTS}/{names.layout_file(digest)}"
             try:
                 data = self.store.read(name).data
             except FileNotFoundError:
                 raise CorruptError(f"{self.store.address(name)} is missing") from None
-            layout = layouts.decode(data, source=self.store.address(name))
+            layout = layouts.decode(data, begins, source=self.store.address(name))
             if layout.digest != digest:
                 raise CorruptError(f"{self.store.address(name)} holds another layout than its name says")
             self._layouts[digest] = layout
-        return self._layouts[digest]
+        return layouts.moved(self._layouts[digest], begins)
 
     def image_name(self, step: int, rank: int) -> str:
         """The object that holds a rank's image of a committed step."""

@@ -16,7 +16,7 @@ from zerostall.tiers import kept, readings
 from zerostall.tiers.files import read_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import Manifest, RankFacts
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class StepFiles:
     """Reads; any process and thread may."""
 
-    def __init__(self, where: Path, layout: Callable[[str], Layout]) -> None:
+    def __init__(self, where: Path, layout: Callable[[str, Sequence[int]], Layout]) -> None:
         self.where = where
         self._layout = layout
 

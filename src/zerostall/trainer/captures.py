@@ -239,7 +239,7 @@ class Captures:
     def _have_memory(self, layout: Layout) -> None:
         """Images of this layout must fit the slots that are granted: other memory is borrowed when they do not."""
         memory = self._shelf.memory
-        if memory is not None and (memory.layout is layout or memory.layout.digest == layout.digest):
+        if memory is not None and (memory.layout is layout or memory.layout.same(layout)):
             if self._lockers.wanted:
                 self._lockers.see(self._link, self.devices, layout.nbytes, finite=self._finite is not None)
             return
@@ -262,7 +262,8 @@ class Captures:
         start = time.perf_counter()
         encoded = layouts.encode(layout)
         answer, fds = self._link.ask(
-            lambda id: m.Lease(id=id, layout=encoded, slots=self._options.slots), timeout=_LEASE_SECONDS
+            lambda id: m.Lease(id=id, layout=encoded, begins=layout.begins, slots=self._options.slots),
+            timeout=_LEASE_SECONDS,
         )
         assert isinstance(answer, m.Leased)
         segment = self._mappings.get(answer.memory.key, fds[0], answer.memory.nbytes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,17 +16,19 @@ import msgspec
 from zerostall import config, native
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
+from zerostall.core.kinds import Kind
 from zerostall.errors import CorruptError, FormatError
 from zerostall.telemetry import log
-from zerostall.tiers.contract import Stored
 from zerostall.trainer.pouring import Mapped, pour
 from zerostall.trainer.state import writes
+from zerostall.trainer.state.stored_step import Images
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from zerostall.core.candidates import Copy
+    from zerostall.core.manifest import Record
     from zerostall.trainer.restore import Request, Source
     from zerostall.trainer.state import State
     from zerostall.trainer.state.gathering import Share
@@ -44,27 +47,28 @@ def collect(source: Source, state: State, request: Request, copy: Copy, label: s
     with stack:
         what = f"restore: {label} is compared"
         with source.world.excused(what), source.world.pulse():
-            images = _describe(source, copy)
-            met = state.meet(images, request.asked)
+            described = _describe(source, copy)
+            met = state.meet(described.images, request.asked)
             stack.callback(met.let_go)
         unexpected = _expected_nowhere(source, met.match.unexpected, what)
         with source.world.together(f"restore: {label} is fetched"):
             landings = state.landings(met, unexpected)
             needed = sorted(landings.gathering.shares.items())
+            records = _records(source, copy, described, [rank for rank, _ in needed])
             # Several ranks of a node share what is read for one of them, so all of it stays until all are through.
             early = needed if source.world.size > 1 else []
-            lent = [(_fetch(source, stack, copy, images[rank], share), share) for rank, share in early]
+            lent = [(_fetch(source, stack, copy, records[rank], share), share) for rank, share in early]
         with source.world.together(f"restore: {label} is written"):
             recalled = sum(_write(source, pool, image, share, label) for image, share in lent)
             if source.world.size == 1:
                 for rank, share in needed:
                     with contextlib.ExitStack() as shortly:
-                        image = _fetch(source, shortly, copy, images[rank], share)
+                        image = _fetch(source, shortly, copy, records[rank], share)
                         recalled += _write(source, pool, image, share, label)
                     source.link.tell(m.Release(), timeout=1.0)
             report = state.finish(landings)
     seconds = time.perf_counter() - start
-    log.info("restored %s, saved by %d ranks, in %.3f s: %s", label, len(images), seconds, report)
+    log.info("restored %s, saved by %d ranks, in %.3f s: %s", label, described.images.world, seconds, report)
     return "peer" if recalled else copy.tier
 
 
@@ -80,23 +84,61 @@ def _expected_nowhere(source: Source, unexpected: Sequence[str], what: str) -> l
     return msgspec.msgpack.decode(answer, type=list[str])
 
 
-def _describe(source: Source, copy: Copy) -> list[Stored]:
-    """Layout and record of every rank's image."""
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """A step, as the agent told of it.
+
+    Attributes:
+        created: tells it from others of that number.
+        images: what is compared.
+        layouts: of each rank, the layout's digest and the rank's begins.
+    """
+
+    created: float
+    images: Images
+    layouts: Sequence[tuple[str, tuple[int, ...]]]
+
+
+def _describe(source: Source, copy: Copy) -> _Described:
+    """What all ranks' images are; and the small values of some."""
     answer, _ = source.link.ask(lambda id: m.Describe(id=id, step=copy.step, tier=copy.tier))
     assert isinstance(answer, m.Described)
-    found = [layouts.decode(data) for data in answer.layouts]
-    images: list[Stored] = []
-    for number, data in zip(answer.layout_of, answer.records, strict=True):
-        record = manifests.decode_record(data)
-        if not 0 <= number < len(found) or record.layout != found[number].digest:
+    ranks: dict[int, list[int]] = {number: [] for number in range(len(answer.layouts))}
+    for rank, number in enumerate(answer.layout_of):
+        ranks[number].append(rank)
+    kinds: list[Kind] = []
+    for number, data in enumerate(answer.layouts):
+        begins = [answer.begins[rank] for rank in ranks[number]]
+        kinds.append(Kind(layouts.decode(data, begins[0]), ranks[number], begins))
+    told = [(kinds[number].layout.digest, answer.begins[rank]) for rank, number in enumerate(answer.layout_of)]
+    records = _checked(answer.records, told)
+    return _Described(answer.created, Images(kinds, len(told), {record.rank: record for record in records}), told)
+
+
+def _records(source: Source, copy: Copy, described: _Described, ranks: Sequence[int]) -> dict[int, Record]:
+    """The records of these ranks, as far as they were not told yet they are asked for."""
+    known = described.images.records
+    missing = tuple(rank for rank in ranks if rank not in known)
+    if not missing:
+        return {rank: known[rank] for rank in ranks}
+    answer, _ = source.link.ask(
+        lambda id: m.Quote(id=id, step=copy.step, tier=copy.tier, created=described.created, ranks=missing)
+    )
+    assert isinstance(answer, m.Quoted)
+    found = {record.rank: record for record in _checked(answer.records, described.layouts)}
+    return {rank: known[rank] if rank in known else found[rank] for rank in ranks}
+
+
+def _checked(files: Sequence[bytes], told: Sequence[tuple[str, tuple[int, ...]]]) -> list[Record]:
+    found = [manifests.decode_record(data) for data in files]
+    for record in found:
+        if record.world != len(told) or (record.layout, record.begins) != told[record.rank]:
             raise FormatError(f"the record of rank {record.rank} is of another layout")
-        images.append(Stored(found[number], record))
-    return images
+    return found
 
 
-def _fetch(source: Source, stack: contextlib.ExitStack, copy: Copy, stored: Stored, share: Share) -> Mapped:
+def _fetch(source: Source, stack: contextlib.ExitStack, copy: Copy, record: Record, share: Share) -> Mapped:
     """The chunks of one rank's image that are needed, in memory."""
-    record = stored.record
     chunks = tuple(share.chunks(record.chunk_bytes))
     answer, fds = source.link.ask(
         lambda id: m.Fetch(id=id, step=copy.step, tier=copy.tier, rank=record.rank, chunks=chunks)

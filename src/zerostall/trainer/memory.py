@@ -162,5 +162,12 @@ class Shelf:
                 return None
             busy = memory.capturing if memory.capturing is not None else memory.granted
             images = tuple(self._images[slot][1] for slot in sorted(self._images))
-            adopt = m.Adopt(id=0, layout=memory.layout_bytes, slots=memory.slots, images=images, busy_slot=busy)
+            adopt = m.Adopt(
+                id=0,
+                layout=memory.layout_bytes,
+                begins=memory.layout.begins,
+                slots=memory.slots,
+                images=images,
+                busy_slot=busy,
+            )
             return adopt, memory.segment.fileno()

@@ -261,8 +261,8 @@ def _mapped(link: Link, mappings: Mappings, copy: Copy) -> Iterator[tuple[Layout
 
 
 def _checked(answer: m.Fetched, segment: native.Segment) -> tuple[Layout, Mapped]:
-    layout = layouts.decode(answer.layout)
     record = manifests.decode_record(answer.record)
+    layout = layouts.decode(answer.layout, record.begins)
     if answer.offset + layout.nbytes > segment.nbytes or layout.digest != record.layout:
         raise CorruptError("the image does not fit the memory it came in")
     return layout, Mapped(record, segment, answer.offset, answer.verified, answer.kept)

@@ -3,9 +3,9 @@
 A request carries an `id` and is answered by a message with the same id (or by `Refused`). The others are events and
 are not answered. File descriptors travel beside a message (see `channel`).
 
-    trainer → agent   Hello  Lease  Adopt  Find  Describe  Fetch  Tidy  Status  Stop   (requests)
+    trainer → agent   Hello  Lease  Adopt  Find  Describe  Quote  Fetch  Tidy  Status  Stop   (requests)
                       Begin  Sealed  Discarded  Passed  Revoked  Plan  Promise  Release (events; and see `lockers`)
-    agent → trainer   Welcome  Leased  Found  Described  Fetched  Done  Report  Refused (answers)
+    agent → trainer   Welcome  Leased  Found  Described  Quoted  Fetched  Done  Report  Refused (answers)
                       Granted  Reached  Failed  Replaced  Spoiled  Awaiting  Hold  Plan (events)
 """
 
@@ -119,11 +119,15 @@ class Hello(Message, frozen=True):
 
 
 class Lease(Message, frozen=True):
-    """Asks for memory: `slots` images of `layout`. The memory of the run before is given again if it fits."""
+    """Asks for memory: `slots` images of `layout`. The memory of the run before is given again if it fits.
+
+    `begins`: this rank's; see `core.begins`.
+    """
 
     id: int
     layout: bytes
     slots: int
+    begins: tuple[int, ...] = ()
 
 
 class Fallback(msgspec.Struct, frozen=True):
@@ -180,6 +184,7 @@ class Adopt(Message, frozen=True):
     slots: int
     images: tuple[Sealed, ...]
     busy_slot: int | None
+    begins: tuple[int, ...] = ()
 
 
 class Discarded(Message, frozen=True):
@@ -253,6 +258,16 @@ class Describe(Message, frozen=True):
     id: int
     step: int
     tier: str
+
+
+class Quote(Message, frozen=True):
+    """What do the records of these ranks say, of the step that was described as `created` then?"""
+
+    id: int
+    step: int
+    tier: str
+    created: float
+    ranks: tuple[int, ...]
 
 
 class Fetch(Message, frozen=True):
@@ -355,15 +370,27 @@ class Found(Message, frozen=True):
 
 
 class Described(Message, frozen=True):
-    """The records of all ranks' images, in order, and their layouts, each once.
+    """What all ranks' images are: their layouts, each once, and who has which.
 
     Attributes:
+        created: of the step's manifest, which tells it from others of that number.
         layout_of: of each rank, the index of its layout.
+        begins: of each rank, where its boxes begin; see `core.begins`.
+        records: those of the ranks whose small values are looked at, the client's own among them.
     """
 
     id: int
+    created: float
     layouts: tuple[bytes, ...]
     layout_of: tuple[int, ...]
+    begins: tuple[tuple[int, ...], ...]
+    records: tuple[bytes, ...]
+
+
+class Quoted(Message, frozen=True):
+    """The records of the ranks that were asked for, in that order."""
+
+    id: int
     records: tuple[bytes, ...]
 
 
@@ -534,9 +561,9 @@ class Hold(Message, frozen=True):
     step: int
 
 
-_Request = Hello | Lease | Adopt | Find | Describe | Fetch | Tidy | Status | Stop
+_Request = Hello | Lease | Adopt | Find | Describe | Quote | Fetch | Tidy | Status | Stop
 FromTrainer = _Request | Begin | Sealed | Discarded | Passed | Revoked | Plan | Promise | Release | Rent | NoUse
-_Answer = Welcome | Leased | Found | Described | Fetched | Done | Report | Refused
+_Answer = Welcome | Leased | Found | Described | Quoted | Fetched | Done | Report | Refused
 _Event = Granted | Reached | Failed | Replaced | Spoiled | Awaiting | Hold | Plan | Locker | NoLocker | Drained
 FromAgent = _Answer | _Event
 

@@ -85,7 +85,7 @@ def _state(stored: Stored, ranks: Sequence[Stored]) -> StoredState:
 
 
 def _of_ranks(stored: Stored, ranks: Sequence[Stored]) -> StoredState:
-    said = stored_step.read(ranks, 0, len(ranks)).state
+    said = stored_step.read(stored_step.Images.of(ranks), 0, len(ranks)).state
     entries: list[Entry] = []
     views: list[View] = []
     others = 0

@@ -14,8 +14,7 @@ import gc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerostall.core import manifest as manifests
-from zerostall.core import names
+from zerostall.core import names, soundness
 from zerostall.core import values as core_values
 from zerostall.errors import StateError
 from zerostall.trainer.state import returning, stored_step, surveying
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from zerostall.core.values import Document
     from zerostall.tiers.contract import Stored
     from zerostall.trainer.state.returning import Meeting
+    from zerostall.trainer.state.stored_step import Images
     from zerostall.trainer.state.surveying import Found
     from zerostall.trainer.state.walk import Part
 
@@ -174,7 +174,7 @@ class State:
             try:
                 # Whatever the walk let pass must be encodable, and is so before the first save counts on it.
                 said = self._values({}, found.parts.values(), found.base)
-                if problem := manifests.values_problem(len(bytes(said.encode()))):
+                if problem := soundness.values_problem(len(bytes(said.encode()))):
                     raise StateError(f"{problem}: {said.largest()} most", hint=_LARGE)
             except OutdatedError as outdated:
                 if look + 1 < _LOOKS:
@@ -244,8 +244,8 @@ class State:
             targets.rest.aim.warnings.append("still on the meta device, for they are not stored: " + ", ".join(left))
         return targets
 
-    def meet(self, images: Sequence[Stored], asked: Asked = EVERYTHING) -> Meeting:
-        """Compare a step that several ranks stored (layout and record of each) with what is here.
+    def meet(self, images: Images, asked: Asked = EVERYTHING) -> Meeting:
+        """Compare a step that several ranks stored with what is here.
 
         What is not expected here may be so on another rank: so nothing of what does not fit is raised yet. `let_go` of
         what comes of it.

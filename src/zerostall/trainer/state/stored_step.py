@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, cast
 
 from zerostall.core import leaves, pieces
 from zerostall.core.dtypes import DTYPES
+from zerostall.core.kinds import kinds
 from zerostall.core.layout import Layout, View
 from zerostall.core.shards import Entry
 from zerostall.trainer.state import refs
 from zerostall.trainer.state.stored import StoredPart, StoredState, read_values
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from zerostall.core.kinds import Kind
+    from zerostall.core.manifest import Record
     from zerostall.core.pieces import Whole
     from zerostall.tiers.contract import Stored
 
@@ -29,29 +32,50 @@ Tree = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
+class Images:
+    """What is known of all ranks' images before one of them is read.
+
+    Attributes:
+        kinds: all ranks, sorted by their layouts.
+        world: how many ranks stored them.
+        records: of the ranks whose small values are looked at.
+    """
+
+    kinds: Sequence[Kind]
+    world: int
+    records: Mapping[int, Record]
+
+    @classmethod
+    def of(cls, stored: Sequence[Stored]) -> Images:
+        """Of all ranks, in order."""
+        records = {rank: one.record for rank, one in enumerate(stored)}
+        return cls(kinds((rank, one.layout) for rank, one in enumerate(stored)), len(stored), records)
+
+
+@dataclass(frozen=True, slots=True)
 class StoredStep:
     """What all ranks' images of one step hold.
 
     Attributes:
-        images: layout and record of each rank.
+        world: how many ranks stored it.
         state: all of it as one state: its layout's entries are whole tensors that lie nowhere.
         wholes: name of such an entry -> where its parts are.
         warnings: what the user should know.
     """
 
-    images: Sequence[Stored]
+    world: int
     state: StoredState
     wholes: dict[str, Whole]
     warnings: list[str] = field(default_factory=list)
 
 
-def read(images: Sequence[Stored], rank: int, size: int) -> StoredStep:
+def read(images: Images, rank: int, size: int) -> StoredStep:
     """Read a step for one of `size` ranks.
 
     FormatError where the ranks' images contradict each other. Whether every part is there is not looked at yet.
     """
-    found = pieces.gather([image.layout for image in images])
-    mine = size == len(images)
+    found = pieces.gathered(images.kinds)
+    mine = size == images.world
     names: dict[str, str] = {}
     refused: dict[str, str] = {}
     for name in [*found.wholes, *found.views]:
@@ -61,7 +85,7 @@ def read(images: Sequence[Stored], rank: int, size: int) -> StoredStep:
         elif mine and owner == rank:
             names[name] = bare
         elif not mine:
-            refused[bare] = f"is each rank's own (RankLocal), saved by {len(images)} ranks; {size} cannot take it over"
+            refused[bare] = f"is each rank's own (RankLocal), saved by {images.world} ranks; {size} cannot take it over"
     wholes = {names[name]: whole for name, whole in found.wholes.items() if name in names}
     entries = tuple(_entry(name, whole) for name, whole in wholes.items())
     views = tuple(
@@ -69,20 +93,20 @@ def read(images: Sequence[Stored], rank: int, size: int) -> StoredStep:
         for view in found.views.values()
         if view.name in names and view.base in names
     )
-    own = rank % len(images)
-    parts, rng, base = read_values(images[own].record.values)
+    own = rank % images.world
+    parts, rng, base = read_values(images.records[own].values)
     state = StoredState(Layout(entries, views, b"", 0, ""), parts, rng, base, refused)
     state.index()
-    for other, image in enumerate(images):
+    for other, record in sorted(images.records.items()):
         if other != own:
-            _add(parts, read_values(image.record.values)[0])
+            _add(parts, read_values(record.values)[0])
     for name in [name for name, part in parts.items() if any(ref not in state for ref in refs.names_in(part.tree))]:
         parts[name] = StoredPart(name, parts[name].kind, _without_strangers(parts[name].tree, state))
     warnings = [] if mine else _differences(images, own)
-    if rank >= len(images):
+    if rank >= images.world:
         state.rng = None
         warnings.append(f"no random generators were saved for rank {rank}: they stay as they are")
-    return StoredStep(images, state, wholes, warnings)
+    return StoredStep(images.world, state, wholes, warnings)
 
 
 def _entry(name: str, whole: Whole) -> Entry:
@@ -135,18 +159,19 @@ def _strange(value: object, state: StoredState) -> bool:
     return bool(names) and all(name not in state for name in names)
 
 
-def _differences(images: Sequence[Stored], own: int) -> list[str]:
+def _differences(images: Images, own: int) -> list[str]:
     """Values that ranks have said otherwise: in another world some rank's must be taken, and which is told."""
-    texts = {leaf.name: leaf.text for leaf in leaves.leaves(images[own].record.values)}
+    mine = images.records[own].values
+    texts = {leaf.name: leaf.text for leaf in leaves.leaves(mine)}
     odd: dict[str, int] = {}
-    for rank, image in enumerate(images):
-        if rank == own or image.record.values == images[own].record.values:
+    for rank, record in sorted(images.records.items()):
+        if rank == own or record.values == mine:
             continue
-        for leaf in leaves.leaves(image.record.values):
+        for leaf in leaves.leaves(record.values):
             if not leaf.name.startswith("rng") and texts.get(leaf.name, leaf.text) != leaf.text:
                 odd.setdefault(leaf.name, rank)
     if not odd:
         return []
     named = ", ".join(f"{name} (rank {rank})" for name, rank in list(odd.items())[:_NAMED])
     more = f" and {len(odd) - _NAMED} more" if len(odd) > _NAMED else ""
-    return [f"values differ between the {len(images)} ranks that saved; those of rank {own} are taken: {named}{more}"]
+    return [f"values differ between the {images.world} ranks that saved; those of rank {own} are taken: {named}{more}"]
