@@ -28,6 +28,7 @@ ZEROSTALL_PEER           address for other agents, HOST or HOST:PORT; without it
                          (default there: MASTER_ADDR, else the host name)
 ZEROSTALL_REPLICA_BUDGET most bytes of memory for other nodes' images (default: a quarter of the host budget)
 ZEROSTALL_REPLICA_RATE   most bytes a second that go to other nodes (default: no bound)
+ZEROSTALL_TRANSPORT      how images go to other nodes: auto (default: NIXL where there is RDMA, else tcp), nixl, tcp
 ZEROSTALL_MANAGER_CA     file of certificates to check the manager's by, where they are not the system's
 """
 
@@ -50,6 +51,7 @@ WhenBusy = Literal["skip", "wait"]
 Frozen = Literal["save", "leave"]
 IfExists = Literal["error", "skip", "replace"]
 Gds = Literal["auto", "on", "off"]
+Transport = Literal["auto", "nixl", "tcp"]
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -93,6 +95,15 @@ def gds() -> Gds:
         if chosen == known:
             return known
     raise ValueError(f"ZEROSTALL_GDS={chosen!r} is none of auto, on, off")
+
+
+def transport() -> Transport:
+    """How images go to other nodes; see `core.transports.choose`."""
+    chosen = os.environ.get("ZEROSTALL_TRANSPORT", "auto")
+    for known in ("auto", "nixl", "tcp"):
+        if chosen == known:
+            return known
+    raise ValueError(f"ZEROSTALL_TRANSPORT={chosen!r} is none of auto, nixl, tcp")
 
 
 def store_timeout() -> float:
@@ -193,6 +204,7 @@ class MemberSettings:
         peer: address for other agents, "" for none.
         replica_budget: most bytes of memory for other nodes' images.
         replica_rate: most bytes a second that go to other nodes; None for no bound.
+        transport: how images go to other nodes.
         authorities: file of certificates to check the manager's by, None for the system's.
     """
 
@@ -203,6 +215,7 @@ class MemberSettings:
     peer: str = ""
     replica_budget: int = 0
     replica_rate: int | None = None
+    transport: Transport = "auto"
     authorities: Path | None = None
 
     @classmethod
@@ -224,6 +237,7 @@ class MemberSettings:
             peer=os.environ.get("ZEROSTALL_PEER", ""),
             replica_budget=parse_bytes(budget, "ZEROSTALL_REPLICA_BUDGET") if budget else host_budget // 4,
             replica_rate=parse_bytes(rate, "ZEROSTALL_REPLICA_RATE") if rate else None,
+            transport=transport(),
             authorities=Path(authorities) if authorities else None,
         )
 

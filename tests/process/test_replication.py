@@ -63,6 +63,28 @@ def test_an_image_lives_on_when_its_node_is_lost(manager: Manager, agents: Agent
         again.fetch(4000, "replica")
 
 
+def test_images_go_through_nixl_where_it_is_asked_for(
+    manager: Manager, agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("nixl_cu13", reason="NIXL is not installed")
+    monkeypatch.setenv("ZEROSTALL_TRANSPORT", "nixl")
+    where = tmp_path / "run"
+    folders = joined(manager, agents, "n1", "n2")
+    trainer = HandTrainer(folders["n1"], where)
+    trainer.lease()
+    made = trainer.seal(5, promise=True)
+    until_replicated(manager, 5)
+    trainer.leave()
+    kill_agent(folders["n1"])
+    only_in_memory(where)
+    again = HandTrainer(folders["n2"], where)
+    assert (5, "replica", True) in again.copies()
+    assert again.fetch(5, "replica") == made.bytes
+    log = (folders["n2"] / "agent.log").read_text()
+    assert "images go to other nodes through NIXL: ZEROSTALL_TRANSPORT says so" in log
+    assert "by plain TCP" not in log
+
+
 def test_another_node_brings_it_from_the_one_that_keeps_it(manager: Manager, agents: Agents, tmp_path: Path) -> None:
     where = tmp_path / "run"
     folders = joined(manager, agents, "n1", "n2")

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 
 from hand import wait_until
 from images import RUN, HandMade, make_layout
 from zerostall import native
 from zerostall.agent.images import Given
+from zerostall.agent.nixl import CELL
 from zerostall.agent.peers import Pace, PeerDoor
 from zerostall.agent.pulling import pull
+from zerostall.agent.transport import PlainTcp, Transport
+from zerostall.agent.transports import open_transport
+from zerostall.core import layout as layouts
+from zerostall.core import manifest as manifests
 from zerostall.core.candidates import Past
 from zerostall.core.layout import CHUNK
 from zerostall.core.placement import ImageId
@@ -49,17 +56,39 @@ def made() -> HandMade:
     return HandMade(LAYOUT, 7)
 
 
+@pytest.fixture(scope="module", params=["tcp", "nixl"])
+def transports(request: pytest.FixtureRequest) -> Iterator[tuple[Transport, Transport]]:
+    """Who gives and who takes."""
+    if request.param == "nixl":
+        pytest.importorskip("nixl_cu13", reason="NIXL is not installed")
+    before = set(os.environ)
+    opened = [open_transport(request.param, name, "127.0.0.1") for name in ("n1", "n2")]
+    yield opened[0], opened[1]
+    for transport in opened:
+        transport.close()
+    for name in set(os.environ) - before:
+        del os.environ[name]
+
+
 class Home:
-    def __init__(self, made: HandMade, rate: int | None = None) -> None:
+    def __init__(self, made: HandMade, transport: Transport | None = None) -> None:
         self.images = OneImage(made)
         self.offers: list[p.Offer] = []
-        self.pace = Pace(rate)
-        self.door = PeerDoor("127.0.0.1", SECRET, self.images, self.pace, self.offers.append)  # pyright: ignore
+        self.pace = Pace(None)
+        self.transport = transport or PlainTcp()
+        self.door = PeerDoor(
+            "127.0.0.1",
+            SECRET,
+            self.images,  # pyright: ignore
+            self.pace,
+            self.offers.append,
+            transport=self.transport,
+        )
 
 
 @pytest.fixture
-def home(made: HandMade) -> Iterator[Home]:
-    started = Home(made)
+def home(made: HandMade, transports: tuple[Transport, Transport]) -> Iterator[Home]:
+    started = Home(made, transports[0])
     yield started
     started.door.close()
 
@@ -76,14 +105,22 @@ class Target:
         return self.segment.view
 
 
-def fetch(address: str, target: Target, *, step: int = 7, secret: str = SECRET, received=lambda _: None) -> None:
+def fetch(
+    address: str,
+    target: Target,
+    transport: Transport | None = None,
+    *,
+    step: int = 7,
+    secret: str = SECRET,
+    received=lambda _: None,
+) -> None:
     request = p.Pull(RUN, 0, step)
-    pull(address, "n2", secret, request, target.room, received=received, stopping=lambda _: False)
+    pull(address, "n2", secret, request, target.room, transport=transport, received=received, stopping=lambda _: False)
 
 
-def test_an_image_comes_whole(home: Home, made: HandMade) -> None:
+def test_an_image_comes_whole(home: Home, made: HandMade, transports: tuple[Transport, Transport]) -> None:
     target = Target()
-    fetch(home.door.address, target)
+    fetch(home.door.address, target, transports[1])
     assert bytes(target.segment.view(0, LAYOUT.nbytes)) == made.bytes
     assert home.pace.sent == LAYOUT.nbytes
     wait_until(lambda: home.images.held == 0)
@@ -172,32 +209,71 @@ def shut(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_break_is_gone_on_from(home: Home, made: HandMade) -> None:
-    cutter = Cutter(home.door.address, [CHUNK + CHUNK // 2, CHUNK + 4096])
+def bytes_until(home: Home, made: HandMade, cells: int) -> int:
+    """What a giver sends on the connection until it has laid so many cells of an image."""
+    with home.transport.outlet(None, "nixl") as outlet:  # pyright: ignore[reportArgumentType]
+        coming = p.Coming(layouts.encode(LAYOUT), manifests.encode_record(made.record), "attempt", outlet.ground)
+    messages = [p.Proof(bytes(32)), coming, *[p.Laid(CELL)] * cells]
+    return p.NONCE + sum(4 + len(msgspec.msgpack.encode(message)) for message in messages)
+
+
+def test_a_break_is_gone_on_from(home: Home, made: HandMade, transports: tuple[Transport, Transport]) -> None:
+    cuts = [CHUNK + CHUNK // 2, CHUNK + 4096]
+    if transports[1].name == "nixl":
+        cuts = [bytes_until(home, made, CHUNK // CELL + 2), bytes_until(home, made, CHUNK // CELL + 1)]
+    cutter = Cutter(home.door.address, cuts)
     target, counts = Target(), []
-    fetch(cutter.address, target, received=counts.append)
+    fetch(cutter.address, target, transports[1], received=counts.append)
     cutter.close()
     assert bytes(target.segment.view(0, LAYOUT.nbytes)) == made.bytes
     assert target.rooms == 1
     assert sum(counts) == LAYOUT.nbytes  # no chunk that had come whole came again
 
 
-def test_one_that_breaks_each_time_is_given_up(home: Home) -> None:
-    cutter = Cutter(home.door.address, [4096] * 100)
+def test_one_that_breaks_each_time_is_given_up(home: Home, transports: tuple[Transport, Transport]) -> None:
+    cutter = Cutter(home.door.address, [512] * 100)
     with pytest.raises(p.PeerError):
-        fetch(cutter.address, Target())
+        fetch(cutter.address, Target(), transports[1])
     cutter.close()
 
 
-def test_damage_on_the_way_or_at_the_source_is_found() -> None:
+def test_damage_on_the_way_or_at_the_source_is_found(transports: tuple[Transport, Transport]) -> None:
     damaged = HandMade(LAYOUT, 7)
     damaged.memory.view(CHUNK + 100, 1)[0] ^= 1
-    home = Home(damaged)
+    home = Home(damaged, transports[0])
     try:
         with pytest.raises(CorruptError, match="chunk 1 came damaged"):
-            fetch(home.door.address, Target())
+            fetch(home.door.address, Target(), transports[1])
     finally:
         home.door.close()
+
+
+def test_one_that_knows_only_tcp_is_given_to_by_tcp(
+    home: Home, made: HandMade, transports: tuple[Transport, Transport]
+) -> None:
+    """And one that has nothing else gives by it."""
+    target, plain = Target(), Home(made)
+    fetch(home.door.address, target)
+    assert bytes(target.segment.view(0, LAYOUT.nbytes)) == made.bytes
+    other = Target()
+    fetch(plain.door.address, other, transports[1])
+    assert bytes(other.segment.view(0, LAYOUT.nbytes)) == made.bytes
+    plain.door.close()
+
+
+def test_memory_that_cannot_be_read_comes_by_tcp(
+    home: Home, made: HandMade, transports: tuple[Transport, Transport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is behind a firewall that lets only the agents' own port through."""
+    if transports[1].name == "tcp":
+        pytest.skip("plain TCP reads nobody's memory")
+    taker = open_transport("nixl", "n3", "127.0.0.1")
+    monkeypatch.setattr(taker, "state", lambda handle: "ERR")
+    target = Target()
+    fetch(home.door.address, target, taker)
+    assert bytes(target.segment.view(0, LAYOUT.nbytes)) == made.bytes
+    assert taker.asks(home.door.address) == "" and taker.asks("127.0.0.1:1") == "nixl"
+    taker.close()
 
 
 def test_offers_are_heard(home: Home) -> None:

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zerostall.agent.transport import PlainTcp
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core.placement import ImageId
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from zerostall.agent.images import Images
+    from zerostall.agent.transport import Transport
 
 MOST_CONNECTIONS = 64
 _ACCEPT_SECONDS = 0.5
@@ -66,6 +68,7 @@ class PeerDoor:
     Args:
         images: what is given to who asks for it; None gives nothing.
         heard: called with offers.
+        transport: how images get out.
         entrance: for agents that come to stay; they are no longer counted, and have no thread here.
 
     Raises (on construction): CapabilityError when it cannot listen there.
@@ -79,6 +82,7 @@ class PeerDoor:
         pace: Pace | None = None,
         heard: Callable[[p.Offer], None] = lambda offer: None,
         entrance: Entrance | None = None,
+        transport: Transport | None = None,
     ) -> None:
         host, port = p.split(address if address.rpartition(":")[2].isdecimal() else f"{address}:0")
         try:
@@ -97,6 +101,7 @@ class PeerDoor:
         self._pace = pace or Pace(None)
         self._heard = heard
         self._entrance = entrance
+        self._transport = transport or PlainTcp()
         self._open: set[p.PeerChannel] = set()
         self._closing = False
         self._thread = threading.Thread(target=self._accept, name="peer door", daemon=True)
@@ -171,12 +176,15 @@ class PeerDoor:
                 channel.send(p.Absent(plain(str(error.args[0] if error.args else error))))
                 return
             record = given.record
-            channel.send(p.Coming(layouts.encode(given.layout), manifests.encode_record(record), given.attempt))
+            outlet = stack.enter_context(self._transport.outlet(channel, request.transport))
+            layout, encoded = layouts.encode(given.layout), manifests.encode_record(record)
+            channel.send(p.Coming(layout, encoded, given.attempt, outlet.ground))
             for chunk in range(max(0, request.start), len(record.checksums)):
                 start = chunk * record.chunk_bytes
                 nbytes = min(record.chunk_bytes, record.nbytes - start)
                 self._pace.pass_by(nbytes)
-                channel.send_bytes(given.view(start, nbytes))
+                outlet.send_bytes(given.view(start, nbytes))
+            outlet.finish()
 
 
 def _family(host: str) -> socket.AddressFamily:

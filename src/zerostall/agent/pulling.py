@@ -6,7 +6,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from zerostall import native
+from zerostall.agent.transport import PlainTcp
 from zerostall.core import backoff
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
@@ -17,6 +20,7 @@ from zerostall.wire import peers as p
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from zerostall.agent.transport import Inlet, Transport
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import Record
 
@@ -41,6 +45,7 @@ def pull(
     request: p.Pull,
     room: Callable[[Layout, Record], Callable[[int, int], memoryview]],
     *,
+    transport: Transport | None = None,
     tries: int = TRIES,
     received: Callable[[int], None] = lambda _: None,
     stopping: Callable[[float], bool] = lambda seconds: bool(time.sleep(seconds)),
@@ -52,6 +57,7 @@ def pull(
         CorruptError: a chunk failed its checksum each time.
         PeerError: the other side could not be reached for `tries` tries in a row, or `stopping` said so.
     """
+    transport = transport or PlainTcp()
     so_far: Pulled | None = None
     view: Callable[[int, int], memoryview] | None = None
     failures = 0
@@ -60,7 +66,8 @@ def pull(
         try:
             channel = p.connect(address, node, secret)
             try:
-                channel.send(p.Pull(request.run, request.rank, request.step, request.created, came))
+                asked = transport.asks(address)
+                channel.send(msgspec.structs.replace(request, start=came, transport=asked))
                 answer = channel.receive()
                 if isinstance(answer, p.Absent):
                     raise SnapshotNotFoundError(f"{address}: {answer.reason}")
@@ -71,7 +78,9 @@ def pull(
                     so_far, view = coming, room(coming.layout, coming.record)
                 elif coming.record != so_far.record:
                     raise SnapshotNotFoundError(f"{address} has another image of step {request.step} by now")
-                _receive(channel, so_far, view, received)
+                way = transport if answer.ground else PlainTcp()
+                with way.inlet(channel, address, answer.ground) as inlet:
+                    _receive(inlet, so_far, view, received)
                 return so_far
             finally:
                 channel.close()
@@ -97,7 +106,7 @@ def _checked(answer: p.Coming, request: p.Pull, address: str) -> Pulled:
 
 
 def _receive(
-    channel: p.PeerChannel,
+    inlet: Inlet,
     pulled: Pulled,
     view: Callable[[int, int], memoryview],
     received: Callable[[int], None],
@@ -110,7 +119,7 @@ def _receive(
         # In pieces, so that what is checked is still in the cache.
         for offset in range(0, len(chunk), _CHECKED_AT_ONCE):
             piece = chunk[offset : offset + _CHECKED_AT_ONCE]
-            channel.receive_into(piece)
+            inlet.receive_into(piece)
             found = native.crc32c(piece, found)
         if found != record.checksums[pulled.chunks]:
             raise CorruptError(f"step {record.step}, rank {record.rank}: chunk {pulled.chunks} came damaged")

@@ -19,6 +19,7 @@ from zerostall.agent.loop_call import Post, on_loop
 from zerostall.agent.partner import Partner
 from zerostall.agent.peers import Pace, PeerDoor
 from zerostall.agent.pulling import TRIES, Pulled, pull
+from zerostall.agent.transports import open_transport
 from zerostall.core.candidates import Past
 from zerostall.core.placement import ImageId
 from zerostall.core.replicas import next_wanted
@@ -55,14 +56,15 @@ class Want:
 
 
 class Replication:
-    """Raises (on construction): CapabilityError when the node cannot listen for others."""
+    """Raises (on construction): CapabilityError when the node cannot listen for others, or has no such transport."""
 
     def __init__(self, service: Service, settings: MemberSettings, secret: str, pool: native.Pool, post: Post) -> None:
         self.guests = Guests(Budget(settings.replica_budget), pool)
         self.images = Images(service, self.guests, post)
         self.pace = Pace(settings.replica_rate)
         self.received = 0
-        self.door = PeerDoor(settings.peer, secret, self.images, self.pace, self._heard)
+        self._transport = open_transport(settings.transport, settings.node, settings.peer)
+        self.door = PeerDoor(settings.peer, secret, self.images, self.pace, self._heard, transport=self._transport)
         self._service = service
         self._node = settings.node
         self._secret = secret
@@ -93,6 +95,7 @@ class Replication:
             partner.close()
         for thread in self._threads:
             thread.join(2.0)
+        self._transport.close()
 
     def follow(self, answer: w.Answer) -> None:
         """What the manager says should be so. The reporter's thread."""
@@ -246,6 +249,7 @@ class Replication:
             self._secret,
             request,
             room,
+            transport=self._transport,
             tries=tries,
             received=self._count,
             stopping=lambda seconds: self._stopping.wait(seconds),

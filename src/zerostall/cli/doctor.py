@@ -20,6 +20,7 @@ import typer
 
 import zerostall
 from zerostall import config, native
+from zerostall.agent import transports
 from zerostall.cli import nvidia
 from zerostall.cli.agent import ask_status
 from zerostall.cli.arguments import Json
@@ -77,6 +78,7 @@ def examine(where: Path) -> Iterator[Finding]:
     yield _huge_pages()
     yield _locked()
     yield from _agent()
+    yield between_nodes()
     yield from _disk(where)
     yield from _gpu(where)
 
@@ -156,6 +158,15 @@ def _agent() -> Iterator[Finding]:
     for who, fallback in fallbacks_of(report):
         times = f" ({fallback.count} times)" if fallback.count > 1 else ""
         yield Finding("fallback", "limited", f"{who}: {fallback.text}{times}")
+
+
+def between_nodes() -> Finding:
+    """Which way images go from agent to agent."""
+    try:
+        choice = transports.chosen(config.transport())
+    except (ValueError, ZerostallError) as error:
+        return Finding("node to node", "no", str(error).replace("\n", " "))
+    return Finding("node to node", "yes", f"{'NIXL' if choice.nixl else 'plain TCP'}: {choice.reason}")
 
 
 def fallbacks_of(report: m.Report) -> list[tuple[str, m.Fallback]]:

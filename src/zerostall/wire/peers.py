@@ -5,6 +5,7 @@ is not encrypted; every chunk is checked against its checksum in the record by w
 
     → Hail   ← Proof                                        once a connection, on a nonce that the server sends first
     → Pull   ← Coming, then the chunks from `start` on      or Absent
+    → Pull   ← Coming, then Laid for each part that lies ready, → Taken when it was fetched: by a transport
     → Offer  ← Noted                                        what a rank's home has: the other side fetches what it
     lacks
     → Enter  ← Entered                                      an agent of the same run; they go on as `wire.nodes` says
@@ -16,6 +17,7 @@ import contextlib
 import hashlib
 import hmac
 import secrets
+import select
 import socket
 import struct
 
@@ -48,21 +50,36 @@ class Proof(PeerMessage, frozen=True):
 
 
 class Pull(PeerMessage, frozen=True):
-    """Send the image of a rank, from chunk `start` on; `created` 0.0 takes whichever of that step is there."""
+    """Send the image of a rank, from chunk `start` on; `created` 0.0 takes whichever of that step is there.
+
+    `transport` names the one by which the bytes may come, where it is not this connection.
+    """
 
     run: str
     rank: int
     step: int
     created: float = 0.0
     start: int = 0
+    transport: str = ""
 
 
 class Coming(PeerMessage, frozen=True):
-    """The chunks follow, each as long as the record says."""
+    """The chunks follow, each as long as the record says: on the connection, or where `ground` says."""
 
     layout: bytes
     record: bytes
     attempt: str
+    ground: bytes = b""
+
+
+class Laid(PeerMessage, frozen=True):
+    """The next bytes lie ready on the ground."""
+
+    nbytes: int
+
+
+class Taken(PeerMessage, frozen=True):
+    """What was laid first of what is not taken yet may be replaced."""
 
 
 class Absent(PeerMessage, frozen=True):
@@ -99,7 +116,7 @@ class Entered(PeerMessage, frozen=True):
     facts: bytes
 
 
-AnyMessage = Hail | Proof | Pull | Coming | Absent | Offer | Noted | Enter | Entered
+AnyMessage = Hail | Proof | Pull | Coming | Laid | Taken | Absent | Offer | Noted | Enter | Entered
 
 
 class PeerError(AgentError):
@@ -157,6 +174,16 @@ class PeerChannel:
             if isinstance(error, PeerError):
                 raise
             raise PeerError(f"the connection to another agent broke: {error}") from error
+
+    def readable(self, seconds: float) -> bool:
+        """Whether something has come, or the other side has gone; waits for it so long."""
+        return bool(select.select([self._socket], [], [], seconds)[0])
+
+    def gone(self) -> bool:
+        """Whether the other side has closed, even where not everything has been received that it sent."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def shut(self) -> None:
         """End the conversation; whoever waits for the other side wakes up. Any thread."""
