@@ -195,7 +195,9 @@ def test_what_was_asked_for_survives_the_agent(
     assert restored(where, 3) == 3
 
 
-def test_the_agent_dies_while_a_restore_reads(agent: Child, start_agent: StartAgent, faulty: Shim, where: Path) -> None:
+def test_the_agent_dies_while_a_restore_asks_it(
+    agent: Child, start_agent: StartAgent, faulty: Shim, where: Path
+) -> None:
     """The next agent is asked for the same step: an older one is no substitute."""
     with Run(where) as run:
         run.save().wait()
@@ -203,7 +205,7 @@ def test_the_agent_dies_while_a_restore_reads(agent: Child, start_agent: StartAg
     agent.kill()
     start_agent()
     with Run(where) as run:
-        with Faults(faulty, op="read", match="*2/rank-00000.safetensors", kill=0, times=1):
+        with Faults(faulty, op="read", match="*2/rank-00000.json", kill=0, times=1):
             assert run.restore() == 2
         run.save().wait(timeout=60)
     assert restored(where) == 3

@@ -108,7 +108,9 @@ class State:
 
     def targets(self, stored: Any, *_: object, **__: object) -> Any:
         assert stored.layout.digest == self.layout.digest
-        return SimpleNamespace(entries=list(range(len(self.ordered))), tensors=self.ordered, views=[])
+        return SimpleNamespace(
+            entries=list(range(len(self.ordered))), tensors=self.ordered, views=[], reads_image=False
+        )
 
     def accept(self, targets: object, image: object) -> str:
         return "all of it"
@@ -125,7 +127,9 @@ def serve(where: str, options: dict[str, Any]) -> Iterator[Any]:
 
     fake = FakeCuda(Path(os.environ["ZEROSTALL_LIBCUDA"]))
     stream = fake.stream()
-    torch.cuda.current_stream = lambda _=None: SimpleNamespace(cuda_stream=stream)  # pyright: ignore
+    torch.cuda.current_stream = lambda _=None: SimpleNamespace(
+        cuda_stream=stream, synchronize=lambda: fake.settle(stream)
+    )  # pyright: ignore
     torch.cuda.mem_get_info = lambda _=None: (1 << 30, 1 << 30)  # pyright: ignore
     module.State = State  # pyright: ignore
     State.at_once = tuple(options.pop("at_once", State.at_once))

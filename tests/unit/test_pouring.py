@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from standin.cuda import LAUNCH_FAILED, FakeCuda, StandIn
 from zerostall import native, telemetry
+from zerostall.errors import CorruptError
 from zerostall.trainer import pouring
 from zerostall.trainer.devices import Devices
+from zerostall.trainer.file_loads import File
 from zerostall.wire.lockers import Kept
 
 SIZES = [5000, 70_000, 4096]
@@ -120,3 +124,33 @@ def test_what_does_not_come_in_time_is_not_waited_for(restored: Restored, monkey
     assert restored.pour() == 0
     assert restored.right()
     assert "it had not come in" in said()
+
+
+@pytest.fixture
+def filed(restored: Restored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pouring.Filed]:
+    monkeypatch.setattr(restored.devices, "settle", lambda: restored.fake.settle(restored.stream))
+    path = tmp_path / "image"
+    path.write_bytes(restored.segment.view(0, NBYTES))
+    record = SimpleNamespace(nbytes=NBYTES, chunk_bytes=CHUNK, checksums=restored.image.record.checksums)
+    with path.open("rb") as file:
+        yield pouring.Filed(record, File(file.fileno(), path, NBYTES, CHUNK, record.checksums))  # type: ignore[arg-type]
+
+
+def test_from_a_file_to_several_devices_and_the_host(restored: Restored, filed: pouring.Filed) -> None:
+    on_host = np.zeros(SIZES[1], np.float32)
+    tensors = [StandIn(restored.fake, SIZES[0], index=0), on_host, StandIn(restored.fake, SIZES[2], index=1)]
+    pouring.load(restored.pool, restored.devices, restored.plan, tensors, range(3), filed.file)  # type: ignore[arg-type]
+    found = [tensors[0].bytes(), on_host.tobytes(), tensors[2].bytes()]  # type: ignore[union-attr]
+    assert found == [bytes([k + 1]) * (4 * size) for k, size in enumerate(SIZES)]
+
+
+def test_a_damaged_file_is_told_by_name(restored: Restored, filed: pouring.Filed) -> None:
+    assert bytes(filed.mapped(restored.pool).segment.view(0, NBYTES)) == bytes(restored.segment.view(0, NBYTES))
+    data = bytearray(filed.file.path.read_bytes())
+    data[CHUNK + 5] ^= 1
+    filed.file.path.write_bytes(data)
+    target = np.zeros(SIZES[1], np.float32)
+    with pytest.raises(CorruptError, match=r"image: chunk 1 of \d fails its checksum"):
+        pouring.load(restored.pool, restored.devices, restored.plan, [target], [1], filed.file)
+    with pytest.raises(CorruptError, match=r"image: chunk 1 of \d fails its checksum"):
+        filed.mapped(restored.pool)

@@ -6,6 +6,8 @@ for all trainers of the node, each at its place in the image, so that each is re
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -116,6 +118,8 @@ class Fetches:
             self._chunks(client, wanted, request)
         elif request.tier == "host":
             raise SnapshotNotFoundError(f"step {request.step} is no longer in host memory")
+        elif request.as_file and request.tier == "disk":
+            self._file(client, wanted, request)
         else:
             self._from(self._run(request.tier), client, wanted, request)
 
@@ -258,6 +262,30 @@ class Fetches:
 
         self._reader.submit(read)
 
+    def _file(self, client: Client, rank: int, request: m.Fetch) -> None:
+        self._steps.append(request.step)
+
+        def look() -> None:
+            try:
+                stored = self._disk.open(request.step, rank)
+                image = self._disk.bytes_of(request.step, rank, stored)
+            except Exception as error:  # noqa: BLE001 - a trainer waits for the answer
+                refused = m.Refused.of(request.id, _ours(error, self._disk.where))
+                self._post(lambda: self._give_up(client, request.step, refused))
+                return
+            held = contextlib.ExitStack()
+            held.callback(image.close)
+            held.enter_context(self._governor.restoring())
+            answer = m.Opened(
+                id=request.id,
+                path=os.fsencode(image.path),
+                layout=layouts.encode(stored.layout),
+                record=manifests.encode_record(stored.record),
+            )
+            self._post(lambda: self._hand(client, request.step, answer, image.fileno(), held.close))
+
+        self._reader.submit(look)
+
     def _from_elsewhere(self, client: Client, rank: int, request: m.Fetch, elsewhere: OfRun) -> None:
         self._steps.append(request.step)
 
@@ -308,7 +336,7 @@ class Fetches:
         # Giving gigabytes back takes a while.
         self._hand(client, step, answer, segment.fileno(), lambda: self._reader.submit(segment.close))
 
-    def _hand(self, client: Client, step: int, answer: m.Fetched, fd: int, release: Callable[[], None]) -> None:
+    def _hand(self, client: Client, step: int, answer: m.Message, fd: int, release: Callable[[], None]) -> None:
         def done() -> None:
             self._steps.remove(step)
             release()

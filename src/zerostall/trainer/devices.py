@@ -63,6 +63,15 @@ class Devices:
         """Each device with the stream that is current in this thread."""
         return [(device, torch.cuda.current_stream(ordinal).cuda_stream) for ordinal, device in self._open.items()]
 
+    def get(self, ordinal: int) -> native.Device | None:
+        """That one, or None where it is not open."""
+        return self._open.get(ordinal)
+
+    def settle(self) -> None:
+        """Wait until what is queued on the streams of now is done."""
+        for ordinal in self._open:
+            torch.cuda.current_stream(ordinal).synchronize()
+
     def only(self) -> native.Device | None:
         """The device that holds all of the state that is on one, or None where there are several."""
         return next(iter(self._open.values())) if len(self._open) == 1 else None

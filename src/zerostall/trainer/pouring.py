@@ -13,6 +13,7 @@ from zerostall import native
 from zerostall.core import layout as layouts
 from zerostall.errors import CapabilityError, CorruptError, WaitTimeoutError, ZerostallError
 from zerostall.telemetry import log, say_once
+from zerostall.trainer import file_loads
 from zerostall.trainer.devices import Straightened
 
 if TYPE_CHECKING:
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
 
     from zerostall.core.manifest import Record
     from zerostall.trainer.devices import Devices
+    from zerostall.trainer.file_loads import File
     from zerostall.trainer.state.tensors import Holder
     from zerostall.wire import messages as m
 
+_HOST = -1
 _WORTH_PINNING = 64 << 20
 _PATIENCE_SECONDS = 20.0
 _LEAST_RATE = 1e9
@@ -47,6 +50,64 @@ class Mapped:
     @property
     def address(self) -> int:
         return self.segment.address + self.offset
+
+
+@dataclass(frozen=True, slots=True)
+class Filed:
+    """One rank's image in a file that is open."""
+
+    record: Record
+    file: File
+
+    def mapped(self, pool: native.Pool) -> Mapped:
+        """All of it in memory, checked, for whoever reads here and there in it.
+
+        Raises:
+            CorruptError: a chunk fails its checksum.
+        """
+        record = self.record
+        segment = native.Segment("zerostall-restore", max(record.nbytes, 1), populate=False)
+        job = native.FileRead(
+            pool,
+            self.file.fd,
+            segment.address,
+            record.nbytes,
+            chunk_bytes=record.chunk_bytes,
+            checksums=record.checksums,
+            direct=True,
+        )
+        job.wait(None)
+        if job.bad:
+            raise CorruptError(f"{self.file.path}: chunk {job.bad[0]} of {len(record.checksums)} fails its checksum")
+        return Mapped(record, segment, 0, verified=True)
+
+
+def load(
+    pool: native.Pool, devices: Devices, plan: native.Plan, holders: Sequence[Holder], pieces: Sequence[int], file: File
+) -> None:
+    """Fill the tensors, each with its piece of the image, which are in rising order, from a file in one pass.
+
+    Raises:
+        CorruptError: a chunk fails its checksum.
+    """
+    straightened = Straightened(holders)
+    places: dict[int, list[int]] = {}
+    for k, tensor in enumerate(straightened.tensors):
+        for ordinal in _targets([tensor]).devices or [_HOST]:
+            places.setdefault(ordinal, []).append(k)
+    devices.see(ordinal for ordinal in places if ordinal != _HOST)
+    devices.settle()
+    jobs: list[native.Load] = []
+    for ordinal, mine in places.items():
+        device = devices.get(ordinal)
+        targets = _targets([straightened.tensors[k] for k in mine])
+        staging = native.Staging(pool.threads, device)
+        jobs.append(
+            file_loads.begin(pool, file, plan, targets, [pieces[k] for k in mine], staging=staging, device=device)
+        )
+    for job in jobs:
+        file_loads.end(job, file)
+    straightened.pour()
 
 
 def pour(

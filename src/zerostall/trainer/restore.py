@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -27,12 +29,12 @@ from zerostall.telemetry import log
 from zerostall.tiers.contract import Stored
 from zerostall.trainer import collecting
 from zerostall.trainer.captures import plan_of
-from zerostall.trainer.pouring import Mapped, pour
+from zerostall.trainer.file_loads import File
+from zerostall.trainer.pouring import Filed, Mapped, load, pour
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from zerostall.core.layout import Layout
     from zerostall.trainer.devices import Devices
@@ -165,7 +167,7 @@ def _bring(
             if copy.created != past.created or copy.label in dict(damaged):
                 continue
             try:
-                with _mapped(source.link, source.mappings, copy) as (layout, image):
+                with _lent(source.link, source.mappings, copy) as (layout, image):
                     return _put_back(source.devices, state, request, layout, image, copy)
             except AgentError:
                 copies[:] = _find(source.link, source.where)
@@ -245,12 +247,16 @@ def _nothing(request: Request, where: Path | str, damaged: Mapping[str, str], se
 
 
 @contextlib.contextmanager
-def _mapped(link: Link, mappings: Mappings, copy: Copy) -> Iterator[tuple[Layout, Mapped]]:
-    """The image in memory, for as long as the block lasts."""
-    answer, fds = link.ask(lambda id: m.Fetch(id=id, step=copy.step, tier=copy.tier))
-    assert isinstance(answer, m.Fetched)
-    lent = answer.memory
+def _lent(link: Link, mappings: Mappings, copy: Copy) -> Iterator[tuple[Layout, Mapped | Filed]]:
+    """The image, in memory or a file that is open, for as long as the block lasts."""
+    answer, fds = link.ask(lambda id: m.Fetch(id=id, step=copy.step, tier=copy.tier, as_file=True))
+    assert isinstance(answer, m.Fetched | m.Opened)
     try:
+        if isinstance(answer, m.Opened):
+            with contextlib.closing(os.fdopen(fds[0], "rb", buffering=0)):
+                yield _filed(answer, fds[0])
+            return
+        lent = answer.memory
         if answer.passing:
             with mappings.passing(fds[0], lent.nbytes) as segment:
                 yield _checked(answer, segment)
@@ -258,6 +264,15 @@ def _mapped(link: Link, mappings: Mappings, copy: Copy) -> Iterator[tuple[Layout
             yield _checked(answer, mappings.get(lent.key, fds[0], lent.nbytes))
     finally:
         link.tell(m.Release(), timeout=1.0)
+
+
+def _filed(answer: m.Opened, fd: int) -> tuple[Layout, Filed]:
+    layout = layouts.decode(answer.layout)
+    record = manifests.decode_record(answer.record)
+    path = Path(os.fsdecode(answer.path))
+    if layout.digest != record.layout or layout.nbytes != record.nbytes:
+        raise CorruptError(f"{path}: its record is of another layout")
+    return layout, Filed(record, File(fd, path, record.nbytes, record.chunk_bytes, record.checksums))
 
 
 def _checked(answer: m.Fetched, segment: native.Segment) -> tuple[Layout, Mapped]:
@@ -268,10 +283,13 @@ def _checked(answer: m.Fetched, segment: native.Segment) -> tuple[Layout, Mapped
     return layout, Mapped(record, segment, answer.offset, answer.verified, answer.kept)
 
 
-def _put_back(devices: Devices, state: State, request: Request, layout: Layout, image: Mapped, copy: Copy) -> str:
+def _put_back(
+    devices: Devices, state: State, request: Request, layout: Layout, image: Mapped | Filed, copy: Copy
+) -> str:
     """Write it; the tier that it came from."""
     start = time.perf_counter()
-    pool = native.Pool("restore", config.restore_threads(), awaited=True)  # training waits: all cores may help
+    threads = config.read_threads() if isinstance(image, Filed) else config.restore_threads()
+    pool = native.Pool("restore", threads, awaited=True)  # training waits: all cores may help
     try:
         report, tier = _write(pool, devices, state, request, layout, image, copy)
     finally:
@@ -281,17 +299,28 @@ def _put_back(devices: Devices, state: State, request: Request, layout: Layout, 
 
 
 def _write(
-    pool: native.Pool, devices: Devices, state: State, request: Request, layout: Layout, image: Mapped, copy: Copy
+    pool: native.Pool,
+    devices: Devices,
+    state: State,
+    request: Request,
+    layout: Layout,
+    image: Mapped | Filed,
+    copy: Copy,
 ) -> tuple[RestoreReport, str]:
     record = image.record
     targets = state.targets(Stored(layout, record), request.asked)
+    tier = copy.tier
+    if isinstance(image, Filed):
+        if not targets.reads_image:
+            load(pool, devices, plan_of(layout), targets.tensors, targets.entries, image.file)
+            return state.accept(targets, memoryview(b"")), tier
+        image = image.mapped(pool)
     if targets.views and not image.verified:
         # Aliases that are apart in the target are read from all over the image: it is checked whole, first.
         check = native.Verify(pool, image.address, record.nbytes, record.chunk_bytes, record.checksums)
         check.wait(None)
         if check.bad:
             raise CorruptError(f"{copy.label}: chunk {check.bad[0]} of {len(record.checksums)} fails its checksum")
-    tier = copy.tier
     if targets.entries:
         plan = plan_of(layout)
         if pour(pool, devices, plan, targets.tensors, targets.entries, image, pin=True):

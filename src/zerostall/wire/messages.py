@@ -5,7 +5,7 @@ are not answered. File descriptors travel beside a message (see `channel`).
 
     trainer → agent   Hello  Lease  Adopt  Find  Describe  Quote  Fetch  Tidy  Status  Stop   (requests)
                       Begin  Sealed  Discarded  Passed  Revoked  Plan  Promise  Release (events; and see `lockers`)
-    agent → trainer   Welcome  Leased  Found  Described  Quoted  Fetched  Done  Report  Refused (answers)
+    agent → trainer   Welcome  Leased  Found  Described  Quoted  Fetched  Opened  Done  Report  Refused (answers)
                       Granted  Reached  Failed  Replaced  Spoiled  Awaiting  Hold  Plan (events)
 """
 
@@ -276,6 +276,7 @@ class Fetch(Message, frozen=True):
     Attributes:
         rank: whose image; None is the trainer's own.
         chunks: only these chunks of it are looked at; None: the whole image, and its layout and record with it.
+        as_file: where all of it is a file here, that is wanted and not memory.
     """
 
     id: int
@@ -283,6 +284,7 @@ class Fetch(Message, frozen=True):
     tier: str
     rank: int | None = None
     chunks: tuple[int, ...] | None = None
+    as_file: bool = False
 
 
 class Release(Message, frozen=True):
@@ -412,6 +414,19 @@ class Fetched(Message, frozen=True):
     record: bytes
     verified: bool
     kept: Kept | None = None
+
+
+class Opened(Message, frozen=True):
+    """The image is a file, whose descriptor comes beside the message; the step stays there until it is released.
+
+    Attributes:
+        path: the file's, to speak of it.
+    """
+
+    id: int
+    path: bytes
+    layout: bytes
+    record: bytes
 
 
 class Done(Message, frozen=True):
@@ -563,7 +578,7 @@ class Hold(Message, frozen=True):
 
 _Request = Hello | Lease | Adopt | Find | Describe | Quote | Fetch | Tidy | Status | Stop
 FromTrainer = _Request | Begin | Sealed | Discarded | Passed | Revoked | Plan | Promise | Release | Rent | NoUse
-_Answer = Welcome | Leased | Found | Described | Quoted | Fetched | Done | Report | Refused
+_Answer = Welcome | Leased | Found | Described | Quoted | Fetched | Opened | Done | Report | Refused
 _Event = Granted | Reached | Failed | Replaced | Spoiled | Awaiting | Hold | Plan | Locker | NoLocker | Drained
 FromAgent = _Answer | _Event
 

@@ -12,14 +12,13 @@ import torch
 import torch.distributed as dist
 
 from zerostall import config, native
-from zerostall.core.layout import CHUNK
 from zerostall.errors import CorruptError, ZerostallError
-from zerostall.flow import straight
-from zerostall.telemetry import say_once
+from zerostall.trainer import file_loads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
+
+    from zerostall.trainer.file_loads import File
 
 ROUND = 256 << 20
 """What one rank reads before it passes it on. Many chunks: the one at either end may be read on two ranks."""
@@ -28,22 +27,6 @@ _AHEAD = 2
 _SMALL = 1 << 20
 _HUGE = 2 << 20
 _PAGE = 4096
-_WAIT = 24 * 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """An open file, and what it must add up to.
-
-    Attributes:
-        checksums: of each chunk of `chunk_bytes` bytes; None where nobody knows.
-    """
-
-    fd: int
-    path: Path
-    nbytes: int
-    chunk_bytes: int = CHUNK
-    checksums: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,36 +127,15 @@ class _Reader:
         )
         tensors = native.Tensors([place.target for place in places], [False] * len(places))
         tensors.refresh()
-        on_device = places and places[0].target.is_cuda
-        direct_file = None
-        if self._device is not None and on_device:
-            direct_file = straight.device_file(self._device, file.fd, file.path)
         staging = self._staging.pop() if self._staging else native.Staging(self._pool.threads, self._device)
-        job = native.Load(
-            self._pool,
-            plan,
-            tensors,
-            file.fd,
-            range(len(places)),
-            checksums=file.checksums,
-            direct=True,
-            staging=staging,
-            device=self._device if on_device else None,
-            straight=direct_file,
-        )
+        device = self._device if places else None
+        job = file_loads.begin(self._pool, file, plan, tensors, range(len(places)), staging=staging, device=device)
         self._jobs.append((job, staging, file))
 
     def end(self) -> None:
         """Wait for the share that was begun first. Raises what went wrong with it, naming the file."""
         job, staging, file = self._jobs.popleft()
-        try:
-            job.wait(_WAIT)
-        except CorruptError as error:
-            raise CorruptError(f"{file.path}: {error.args[0]}") from None
-        if job.fell_back:
-            say_once(f"load:{file.path.parent}", "%s: read through the page cache: %s", file.path.parent, job.fell_back)
-        if job.bounced:
-            say_once("gds-bounced", "cuFile reads into memory of its own first: %s", job.bounced)
+        file_loads.end(job, file)
         self._staging.append(staging)
 
     def problem(self) -> str:

@@ -21,7 +21,8 @@ from zerostall.flow.readable import OpenFile
 from zerostall.flow.whole_step import opened_step
 from zerostall.tiers.image_bytes import FileBytes
 from zerostall.tiers.urls import is_url
-from zerostall.trainer.exchange.filling import File, Place, fill, new_bytes
+from zerostall.trainer.exchange.filling import Place, fill, new_bytes
+from zerostall.trainer.file_loads import File
 from zerostall.trainer.state import tensors, writes
 from zerostall.trainer.state.load import tree_of
 

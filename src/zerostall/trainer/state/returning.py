@@ -80,6 +80,11 @@ class Targets:
     writes: Writes
     rest: Rest
 
+    @property
+    def reads_image(self) -> bool:
+        """Whether `accept` looks into the image, beyond what lands in `tensors`."""
+        return bool(self.views or self.writes.shared)
+
     def written(self) -> list[Holder]:
         """Everything whose bytes will be written, once where several names are one tensor."""
         return [*self.tensors, *(holder for _, holder in [*self.views, *self.writes.shared])]
@@ -249,13 +254,14 @@ def _match(stored: StoredState, target: Aim, asked: Asked, only: list[str] | Non
 
 def accept(targets: Targets, image: memoryview) -> RestoreReport:
     """Put back all that is not written byte by byte; see `State.accept`."""
-    data = writes.as_bytes(image)
-    for view, holder in targets.views:
-        writes.copy_into(holder, writes.read_view(targets.stored, data, view))
-    for name in writes.contradictions(targets.stored, targets.writes, data):
-        targets.rest.aim.warnings.append(
-            f"{name} was stored with other bytes than the tensor whose memory it shares here"
-        )
+    if targets.reads_image:
+        data = writes.as_bytes(image)
+        for view, holder in targets.views:
+            writes.copy_into(holder, writes.read_view(targets.stored, data, view))
+        for name in writes.contradictions(targets.stored, targets.writes, data):
+            targets.rest.aim.warnings.append(
+                f"{name} was stored with other bytes than the tensor whose memory it shares here"
+            )
     return finish(targets.rest, targets.tensors)
 
 

@@ -284,5 +284,5 @@ class State:
         return returning.finish(landings.rest, landings.gathering.targets)
 
     def accept(self, targets: Targets, image: memoryview) -> RestoreReport:
-        """Put back all that is not written byte by byte. `image`: the whole image, verified."""
+        """Put back all that is not written byte by byte. `image`: the whole image, verified, if it is read."""
         return returning.accept(targets, image)

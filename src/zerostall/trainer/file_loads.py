@@ -1,0 +1,73 @@
+"""Files into tensors by `native.Load`: what restoring a step from disk and loading without an agent have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zerostall import native
+from zerostall.core.layout import CHUNK
+from zerostall.errors import CorruptError
+from zerostall.flow import straight
+from zerostall.telemetry import say_once
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_WAIT = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """An open file, and what it must add up to.
+
+    Attributes:
+        checksums: of each chunk of `chunk_bytes` bytes; None where nobody knows.
+    """
+
+    fd: int
+    path: Path
+    nbytes: int
+    chunk_bytes: int = CHUNK
+    checksums: Sequence[int] | None = None
+
+
+def begin(
+    pool: native.Pool,
+    file: File,
+    plan: native.Plan,
+    targets: native.Tensors,
+    pieces: Sequence[int],
+    *,
+    staging: native.Staging,
+    device: native.Device | None = None,
+) -> native.Load:
+    """Begin to read pieces of a file, which rise, each into its tensor. All of these are on `device`; None: the host's.
+
+    Its memory must be idle. Straight from the file where cuFile takes it.
+    """
+    return native.Load(
+        pool,
+        plan,
+        targets,
+        file.fd,
+        pieces,
+        checksums=file.checksums,
+        direct=True,
+        staging=staging,
+        device=device,
+        straight=straight.device_file(device, file.fd, file.path) if device is not None else None,
+    )
+
+
+def end(job: native.Load, file: File) -> None:
+    """Wait for it. Raises what went wrong, naming the file."""
+    try:
+        job.wait(_WAIT)
+    except CorruptError as error:
+        raise CorruptError(f"{file.path}: {error.args[0]}") from None
+    if job.fell_back:
+        say_once(f"load:{file.path.parent}", "%s: read through the page cache: %s", file.path.parent, job.fell_back)
+    if job.bounced:
+        say_once("gds-bounced", "cuFile reads into memory of its own first: %s", job.bounced)
