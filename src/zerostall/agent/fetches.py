@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from zerostall import native
 from zerostall.agent.elsewhere import whole
+from zerostall.agent.shared_chunks import SharedChunks
 from zerostall.agent.step_images import StepImages
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
@@ -42,21 +42,6 @@ if TYPE_CHECKING:
 Post = Callable[[Callable[[], None]], None]
 
 
-@dataclass(slots=True, eq=False)
-class Shared:
-    """Chunks of one image, as far as they were asked for.
-
-    Attributes:
-        users: how many requests hold it or wait for it; the loop's.
-        segment: of the image's size, made when the first chunk is read; the reader's.
-        present: the chunks that are there, checked; the reader's.
-    """
-
-    users: int = 0
-    segment: native.Segment | None = None
-    present: set[int] = field(default_factory=set)
-
-
 class Fetches:
     """Driven by the agent's loop; files are read on a thread of its own, which comes back through `post`."""
 
@@ -67,7 +52,7 @@ class Fetches:
         self._post = post
         self.elsewhere: OfRun | None = None  # what other nodes have, where this one belongs to a cluster
         self._steps: list[int] = []
-        self._shared: dict[tuple[str, int, int], Shared] = {}
+        self._shared: dict[tuple[str, int, int], SharedChunks] = {}
         self._reader = Worker(f"fetch {disk.where.name}")
 
     def busy(self) -> bool:
@@ -359,7 +344,7 @@ class Fetches:
         run = self._run(request.tier)
         key = (run.name, step, rank)
         self._steps.append(step)
-        shared = self._shared.setdefault(key, Shared())
+        shared = self._shared.setdefault(key, SharedChunks())
         shared.users += 1
 
         def done() -> None:
@@ -367,7 +352,7 @@ class Fetches:
             shared.users -= 1
             if shared.users == 0:
                 del self._shared[key]
-                self._reader.submit(lambda: _close(shared))  # giving gigabytes back takes a while
+                self._reader.submit(shared.close)  # giving gigabytes back takes a while
 
         def lend(segment: native.Segment) -> None:
             if client.broken:
@@ -387,7 +372,7 @@ class Fetches:
         def read() -> None:
             try:
                 with self._governor.restoring():
-                    segment = self._read_chunks(run, shared, step, rank, chunks)
+                    segment = shared.read(run, step, rank, chunks)
             except Exception as error:  # noqa: BLE001 - a trainer waits for the answer
                 refused = m.Refused.of(request.id, _ours(error, run.where))
                 self._post(lambda: refuse(refused))
@@ -395,26 +380,6 @@ class Fetches:
                 self._post(lambda: lend(segment))
 
         self._reader.submit(read)
-
-    def _read_chunks(
-        self, run: RunTier, shared: Shared, step: int, rank: int, chunks: tuple[int, ...]
-    ) -> native.Segment:
-        """The segment with these chunks in it; what is there already is not read again."""
-        missing = sorted(set(chunks) - shared.present)
-        if shared.segment is None or missing:
-            stored = run.open(step, rank)
-            if missing and not 0 <= missing[0] <= missing[-1] < len(stored.record.checksums):
-                raise FormatError(f"the image of rank {rank} at step {step} has no chunk {missing[-1]}")
-            if shared.segment is None:
-                shared.segment = native.Segment(f"zerostall-chunks-{rank}", stride_of(stored.layout), populate=False)
-            run.get(step, rank, shared.segment.address, chunks=missing)
-            shared.present.update(missing)
-        return shared.segment
-
-
-def _close(shared: Shared) -> None:
-    if shared.segment is not None:
-        shared.segment.close()
 
 
 def _ours(error: Exception, where: Path | str) -> ZerostallError:
