@@ -11,7 +11,7 @@ from zerostall.core.rollback import Key, RunTable, Steps
 from zerostall.core.topology import Place, hops
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
 MEMORY = ("host", "replica")
 
@@ -51,10 +51,12 @@ def decide(steps: Steps, key: Key, nodes: Mapping[str, Place], spare: Collection
     errands: list[Errand] = []
     waiting: list[tuple[int, str]] = []
     asked: Counter[str] = Counter()
-    homes = _new_homes(steps, key, table, nodes, spare)
-    for rank, (home, trains) in sorted(table.homes.items()):
-        if rank >= table.world or (trains and home in nodes):
-            continue
+    idle = sorted(
+        rank for rank, (home, trains) in table.homes.items() if rank < table.world and not (trains and home in nodes)
+    )
+    homes = _new_homes(steps, key, table, idle, nodes, spare)
+    for rank in idle:
+        home = table.homes[rank][0]
         node = home if home in nodes else homes.get(home)
         if node is None:
             waiting.append((rank, f"node {home} is gone and no spare node is there"))
@@ -84,12 +86,17 @@ def distance(node: str, holder: tuple[str, str], nodes: Mapping[str, Place]) -> 
 
 
 def _new_homes(
-    steps: Steps, key: Key, table: RunTable, nodes: Mapping[str, Place], spare: Collection[str]
+    steps: Steps,
+    key: Key,
+    table: RunTable,
+    idle: Sequence[int],
+    nodes: Mapping[str, Place],
+    spare: Collection[str],
 ) -> dict[str, str]:
     """A spare node for each one that is gone: the one that has most of its images already, else any."""
     ranks: dict[str, list[int]] = {}
-    for rank, (home, _) in sorted(table.homes.items()):
-        if home not in nodes and rank < table.world:
+    for rank in idle:
+        if (home := table.homes[rank][0]) not in nodes:
             ranks.setdefault(home, []).append(rank)
     free = sorted(name for name in spare if name in nodes)
     chosen: dict[str, str] = {}

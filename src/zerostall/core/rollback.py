@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -189,7 +190,7 @@ class Steps:
             return Standing.dirty, snapshot.dirty
         if not table.world:
             return Standing.flight, "nobody has said yet how many ranks the run has"
-        missing = [rank for rank in range(table.world) if rank not in snapshot.holders]
+        missing = sorted(_everybody(table.world) - snapshot.holders.keys())
         if not missing:
             return Standing.clean, f"the images of all {table.world} ranks are sealed"
         if snapshot.clean_since is not None:
@@ -242,6 +243,11 @@ class Steps:
             snapshot.tiers[holding.tier] = count
         else:
             del snapshot.tiers[holding.tier]
+
+
+@lru_cache(maxsize=8)
+def _everybody(world: int) -> frozenset[int]:
+    return frozenset(range(world))
 
 
 def _passed(key: Key, latest: Key) -> bool:

@@ -9,6 +9,7 @@ import fcntl
 import gc
 import os
 import signal
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,8 @@ def run(settings: ManagerSettings, ready: Callable[[int], None] = lambda _: None
     """
     # What is known of thousands of nodes lives long and forms no cycles; a full collection of it holds up decisions.
     gc.set_threshold(50_000, 20, 100)
+    # While images are placed anew on another thread, the loop asks for the interpreter after every system call.
+    sys.setswitchinterval(0.0005)
     token.make(settings.token_file)
     secret = token.read(settings.token_file)
     if not settings.loopback and settings.certificate is None:
