@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from zerostall import errors, optim
     from zerostall.core.exchange import ExportOptions, ImportOptions
     from zerostall.core.policy import Remote
     from zerostall.core.retention import Keep
@@ -38,11 +39,13 @@ __all__ = [
     "export",
     "import_file",
     "load",
+    "optim",
     "pin",
     "snapshots",
     "verify",
 ]
 
+_MODULES = ("errors", "optim")
 _HOMES = {
     "Checkpointer": "zerostall.trainer.checkpointer",
     "ExportOptions": "zerostall.core.exchange",
@@ -62,10 +65,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    if name == "errors":
-        return importlib.import_module("zerostall.errors")
-    if name in _HOMES:
+    if name in _MODULES or name in _HOMES:
         try:
+            if name in _MODULES:
+                return importlib.import_module(f"zerostall.{name}")
             return getattr(importlib.import_module(_HOMES[name]), name)
         except ModuleNotFoundError as error:
             if error.name != "torch":

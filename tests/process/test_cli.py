@@ -165,7 +165,7 @@ def test_errors_say_what_and_usage_errors_are_2(agent_environment: dict[str, str
         (1, "bad.safetensors: a header", ("import", tmp_path / "bad.safetensors", run, "--step", 5)),
         (1, "no step 9", ("pin", run, 9)),
         (2, "names begin with model", ("export", run, 1, tmp_path / "o.safetensors", "--root", "x")),
-        (2, "ends neither in", ("export", run, 1, tmp_path / "o.txt")),
+        (2, "says no format", ("export", run, 1, tmp_path / "o.txt")),
         (2, "dtype is one of", ("export", run, 1, tmp_path / "o.pt", "--dtype", "int8")),
         (2, "format is one of", ("export", run, 1, tmp_path / "o", "--format", "gguf")),
         (2, "number of bytes", ("export", run, 1, tmp_path / "o", "--shard-size", "big")),

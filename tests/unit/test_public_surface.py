@@ -13,7 +13,7 @@ from zerostall import errors
 
 NAMES = {
     *("Checkpointer", "ExportOptions", "ImportOptions", "Keep", "RankLocal", "Remote", "Saving", "errors"),
-    *("diff", "export", "import_file", "load", "pin", "snapshots", "verify"),
+    *("diff", "export", "import_file", "load", "optim", "pin", "snapshots", "verify"),
 }
 ERRORS = {
     "AgentError",

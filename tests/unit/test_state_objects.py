@@ -538,3 +538,10 @@ def test_every_root_must_be_stored(strict: bool) -> None:
             assert caught.value.missing == (kind,)
         else:
             assert restore(saved, options={"strict": False}, **roots).missing == (kind,)
+
+
+def test_what_is_no_part_of_a_state_is_told_how_to_become_one() -> None:
+    with pytest.raises(StateError) as caught:
+        State({"epoch": 3, "seen": {1, 2}}).survey()
+    assert 'hand over a dict that holds it: progress={"epoch": epoch}' in str(caught.value)
+    assert "seen is of type set, which cannot be restored in place: it has no state_dict()" in str(caught.value)

@@ -112,7 +112,8 @@ class ExportOptions(Choice):
         found = self.format or (_ENDINGS.get(ending) if ending else "huggingface")
         if found is None:
             said = ", ".join(get_args(ExportFormat))
-            raise ValueError(f"{out} ends neither in {', '.join(_ENDINGS)} nor is a format said ({said})")
+            endings = ", ".join(_ENDINGS)
+            raise ValueError(f"the ending of {out} says no format ({endings} do); or say format= (--format): {said}")
         if self.shard_size is not None and found != "huggingface":
             raise ValueError(f"only a Hugging Face folder has shards; {out} is of the format {found}")
         return found

@@ -25,8 +25,8 @@ class Budget:
         """
         if not self.fits(nbytes):
             raise CapacityError(
-                f"{what} needs {nbytes} bytes of shared memory; {self.lent} of {self.limit} are lent",
-                hint="raise ZEROSTALL_HOST_BUDGET and restart the agent, or use fewer slots",
+                f"{what}: {nbytes} bytes of shared memory are needed; {self.lent} of {self.limit} are lent",
+                hint="set ZEROSTALL_HOST_BUDGET higher and end the agent (`zerostall agent stop`), or use fewer slots",
             )
         self.lent += nbytes
 

@@ -63,8 +63,8 @@ class Options:
             )
         if freeze_bytes < 0:
             raise ValueError(f"freeze_bytes={freeze_bytes} is negative")
-        if not 0 <= disk_interval < float("inf"):
-            raise ValueError(f"disk_interval={disk_interval} is not a number of seconds")
+        if not isinstance(disk_interval, (int, float)) or not 0 <= disk_interval < float("inf"):
+            raise ValueError(f"disk_interval={disk_interval!r} is not a number of seconds")
         if not 0 <= source_checks <= 1:
             raise ValueError(f"source_checks={source_checks} is not a share of the chunks, from 0 (none) to 1 (all)")
         if require_finite is not None:

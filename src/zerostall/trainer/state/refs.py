@@ -6,6 +6,7 @@ Importing this module teaches `core.values` these and the value types of torch a
 from __future__ import annotations
 
 import argparse
+import ctypes
 import io
 import sys
 import types
@@ -66,7 +67,8 @@ class SmallTensor:
 
     @staticmethod
     def of(tensor: torch.Tensor) -> SmallTensor:
-        return SmallTensor(tensor.numpy().tobytes())
+        # `is_generator_state` made sure of contiguous bytes in host memory; numpy need not be there to read them.
+        return SmallTensor(ctypes.string_at(tensor.data_ptr(), tensor.numel()))
 
     def tensor(self) -> torch.Tensor:
         return torch.frombuffer(bytearray(self.data), dtype=torch.uint8)

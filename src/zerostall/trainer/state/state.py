@@ -48,6 +48,16 @@ _LOOKS = 8
 _LARGE = "put large data into tensors or numpy arrays: their bytes are stored as they are"
 
 
+def _no_part(name: str, value: object) -> str:
+    """Why what was handed over under this name is no part of a state."""
+    kind = f"is of type {type(value).__name__}"
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return (
+            f'{kind}, which nothing can be put back into; hand over a dict that holds it: progress={{"{name}": {name}}}'
+        )
+    return f"{kind}, which cannot be restored in place: it has no state_dict() and load_state_dict()"
+
+
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
     """Keep the garbage collector still: a walk makes many objects that stay, which it would count again and again."""
@@ -145,7 +155,7 @@ class State:
             walk.root = names.child("", name)
             part = root_part(walk.root, value)
             if part is None:
-                walk.refuse(name, f"is a {type(value).__name__}, which cannot be restored in place")
+                walk.refuse(name, _no_part(name, value))
             else:
                 walk.add(part)
         walk.finish()
