@@ -56,6 +56,10 @@ $(stamps)/installed: $(stamps)/tools $(native_files)
 	@cp "$$($(bin)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')"/zerostall/_native.pyi src/zerostall/
 	@touch $@
 
+$(stamps)/stores: $(stamps)/installed
+	@$(pip) $(keep_torch) --group stores || echo "setup: seaweedfs could not be installed; its tests will say so"
+	@touch $@
+
 $(stamps)/peers: $(stamps)/installed
 	@$(pip) $(keep_torch) --group peers || echo "setup: the peers could not be installed; their rows will say so"
 	@touch $@
@@ -63,7 +67,7 @@ $(stamps)/peers: $(stamps)/installed
 demo: setup
 	@$(bin)/python examples/gpt/demo.py $(DEMO_ARGS)
 
-test: setup
+test: setup $(stamps)/stores
 	@$(bin)/python -m pytest $(PYTEST_ARGS)
 
 bench: setup $(stamps)/peers

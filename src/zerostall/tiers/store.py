@@ -45,6 +45,7 @@ _NO_CREDENTIALS = {
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS to an account's file, or run `gcloud auth application-default login`",
     "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
+_UNORDERED = "AWS_S3_EXPRESS"  # its listings are in no order, and cannot begin at a name
 _OF_THE_MACHINE = re.compile(r"https?://(169\.254\.169\.254|169\.254\.170\.2|metadata\.google\.internal)\b")
 
 
@@ -198,6 +199,18 @@ class Store:
         with self.errors("list", below):
             prefixes = self._objects.list_with_delimiter(below or None)["common_prefixes"]
         return [prefix.rsplit("/", 1)[-1] for prefix in prefixes]
+
+    def beginning(self, text: str) -> list[str]:
+        """The names of all objects that begin with `text`: a request for each thousand of what follows it.
+
+        Unlike `folders` it does not tell of folders without objects, which some stores keep.
+        """
+        if _UNORDERED in self.environment:
+            folders = [folder for folder in self.folders() if folder.startswith(text)]
+            return [f"{folder}/{name}" for folder in folders for name in self.objects(folder)]
+        with self.errors("list", text):
+            found = [one["path"] for batch in self._objects.list(offset=text) for one in batch]
+        return [name for name in found if name.startswith(text)]
 
     def objects(self, below: str) -> dict[str, Listed]:
         """Every object below `below`, by its name after that."""

