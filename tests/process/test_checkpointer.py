@@ -25,6 +25,9 @@ from zerostall.errors import (
     StateError,
     StorageError,
 )
+from zerostall.trainer import captures
+from zerostall.trainer.memory import Shelf
+from zerostall.wire import messages as m
 
 pytestmark = pytest.mark.usefixtures("own_agent")
 
@@ -156,6 +159,23 @@ def test_a_parameter_that_leaves_its_memory_while_it_is_read(where: Path) -> Non
             del after
     for step in range(1, 6):
         assert (zerostall.load(where, step)["model"]["p"] == step - 1).all()
+
+
+def test_the_first_save_waits_for_the_agents_first_grant(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However late it comes: that an older snapshot is on its way is no reason, for there is none."""
+    grants: list[threading.Timer] = []
+    grant = Shelf.grant
+
+    def late(self: Shelf, granted: m.Granted) -> None:
+        grants.append(threading.Timer(0.3 if not grants else 0.0, grant, (self, granted)))
+        grants[-1].start()
+
+    monkeypatch.setattr(Shelf, "grant", late)
+    monkeypatch.setattr(captures, "_SAID_SECONDS", 0.01)
+    with zerostall.Checkpointer(where, when_busy="skip", state={"w": torch.ones(5)}) as ckpt:
+        assert not ckpt.save(1).skipped
+    for timer in grants:
+        timer.join()
 
 
 def test_values_that_grow_beyond_a_record(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from zerostall.trainer.source_checks import SourceChecks
 
 _BUSY_SECONDS = 600.0
-_GRANT_SECONDS = 30.0
+_SAID_SECONDS = 30.0
 _LEASE_SECONDS = 120.0
 _NO_AGENT_SECONDS = 60.0
 STRETCH = 4 * CHUNK
@@ -276,8 +276,8 @@ class Captures:
         self._mappings.keep_only(answer.memory.key)
         seconds = time.perf_counter() - start
         log.info("%d slots, %d bytes of shared memory, ready in %.3f s", answer.slots, segment.nbytes, seconds)
-        with self._condition:
-            self._condition.wait_for(self._shelf.ready, timeout=_GRANT_SECONDS)
+        # The agent grants a slot of it as soon as it comes to that: no reason to skip a save.
+        self._await_slot("the agent's first grant")
 
     def _take_slot(self, when_busy: WhenBusy) -> int | None:
         with self._condition:
@@ -285,13 +285,29 @@ class Captures:
             if slot is not None or when_busy == "skip":
                 return slot
         self._settle()
+        self._await_slot("a free slot: an older snapshot is still on its way to disk")
+        with self._condition:
+            return self._shelf.take()
+
+    def _await_slot(self, what: str) -> None:
+        """Wait until a slot is granted.
+
+        Raises:
+            WaitTimeoutError: none is, for a long time.
+            AgentError: none will be, for the memory that was borrowed counts no longer.
+        """
         deadline = time.monotonic() + _BUSY_SECONDS
-        while time.monotonic() < deadline:
-            with self._condition:
-                if self._condition.wait_for(self._shelf.ready, timeout=30.0):
-                    return self._shelf.take()
-            log.warning("save waits for a free slot: an older snapshot is still on its way to disk")
-        raise WaitTimeoutError(f"no slot became free in {_BUSY_SECONDS:.0f} s", hint="the disk may be stuck")
+        with self._condition:
+            while not self._condition.wait_for(
+                lambda: self._shelf.memory is None or self._shelf.ready(), _SAID_SECONDS
+            ):
+                if time.monotonic() > deadline:
+                    raise WaitTimeoutError(
+                        f"no slot became free in {_BUSY_SECONDS:.0f} s", hint="the disk may be stuck"
+                    )
+                log.warning("save waits for %s", what)
+            if self._shelf.memory is None:
+                raise AgentError("the agent has gone, and the memory that it lent with it")
 
 
 class _Changed(Exception):
