@@ -61,13 +61,13 @@ $(stamps)/stores: $(stamps)/installed
 	@touch $@
 
 $(stamps)/peers: $(stamps)/installed
-	@$(pip) $(keep_torch) --group peers || echo "setup: the peers could not be installed; their rows will say so"
+	@$(pip) $(keep_torch) --group peers || echo "setup: the peers could not be installed; rows and tests will say so"
 	@touch $@
 
 demo: setup
 	@$(bin)/python examples/gpt/demo.py $(DEMO_ARGS)
 
-test: setup $(stamps)/stores
+test: setup $(stamps)/stores $(stamps)/peers
 	@$(bin)/python -m pytest $(PYTEST_ARGS)
 
 bench: setup $(stamps)/peers

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import time
 from pathlib import Path
 
@@ -22,7 +24,10 @@ HOPS = [
     ("2d", 4),
     ("zero", 3),
     ("zero", 2),
+    ("stages", 2),
     ("ddp", 1),
+    ("3d", 4),
+    ("sp", 2),
     ("hsdp", 4),
     ("tp", 2),
     ("fsdp", 3),
@@ -62,6 +67,39 @@ def test_every_way_of_dealing_out_is_restored_into_every_other(start: Start, tmp
             found |= {f"optimizer.{name}.{key}": value for key, value in state.items()}
         found.pop("model.head.weight")  # tied, and told once by torch
         assert not same(found, torch.load(expected / f"{number}")), number
+
+
+def test_data_goes_on_where_all_ranks_together_were_whatever_their_number(start: Start, tmp_path: Path) -> None:
+    """Each number is seen once, though two ranks begin, three go on, and one ends."""
+    seen: list[int] = []
+    step = 0
+    for size, batch, steps in ((2, 3, 2), (3, 2, 2), (1, 4, 2)):
+        before = f"restored {step}"
+        for said in start(size, "samples", tmp_path / "run", batch, steps).wait():
+            assert before in said, said
+            seen += [int(word) for line in re.findall(r"^seen (.*)", said, re.MULTILINE) for word in line.split()]
+        step += steps
+    assert sorted(seen) == list(range(60))
+
+
+LAUNCHERS = {
+    "slurm": {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NNODES": "1"},
+    "kubernetes": {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "HOSTNAME": "gpt-worker-0", "PET_NNODES": "1"},
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_ranks_that_a_cluster_started_meet_by_its_environment(start: Start, tmp_path: Path, launcher: str) -> None:
+    """As `srun`, and a pod of the training operator, start them: torch.distributed finds the others by `env://`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**LAUNCHERS[launcher], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    of_rank = {rank: {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)}
+    where = tmp_path / "run"
+    ranks = start(2, "train", where, 2, environment=environment, of_rank=of_rank, meeting="env")
+    for said in ranks.wait():
+        assert "saved 2" in said and "tasks of this step" not in said, said
 
 
 def test_what_ranks_should_have_alike_and_do_not_is_said_by_name_and_rank(start: Start, tmp_path: Path) -> None:

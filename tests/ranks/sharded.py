@@ -11,7 +11,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 import zerostall
@@ -61,6 +66,17 @@ def dealt(kind: str) -> nn.Module:
         parallelize_module(net, mesh["tp"], {"inner": ColwiseParallel(), "outer": RowwiseParallel()})
         if kind == "2d":
             fully_shard(net, mesh=mesh["dp"])
+    elif kind == "sp":
+        plan = {
+            "inner": ColwiseParallel(),
+            "outer": RowwiseParallel(output_layouts=Shard(0), use_local_output=False),
+            "norm": SequenceParallel(sequence_dim=0, use_local_output=True),
+        }
+        parallelize_module(net, init_device_mesh("cpu", (size,)), plan)
+    elif kind == "stages":
+        net.stage = True
+        for name in (("norm", "table", "head"), ("inner", "outer"))[dist.get_rank()]:
+            delattr(net, name)
     elif kind == "3d":
         mesh = init_device_mesh("cpu", (2, size // 4, 2), mesh_dim_names=("replicate", "shard", "tp"))
         parallelize_module(net, mesh["tp"], {"inner": ColwiseParallel(), "outer": RowwiseParallel()})
@@ -86,6 +102,7 @@ def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
             found[f"optimizer.{name}.{key}"] = whole(value)
     if zero is not None:
         assert 0 < len(kept) < len(list(bare.parameters())) or dist.get_world_size() == 1  # each rank has a share
+    if zero is not None or bare.__dict__.get("stage"):
         every: list[dict[str, torch.Tensor]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(every, found)
         for one in every:
@@ -114,7 +131,10 @@ class Dealt:
 
     def train(self, step: int) -> int:
         generator = torch.Generator().manual_seed(step)
-        self.model(torch.randn(3, 5, generator=generator)).backward()
+        if self.model.__dict__.get("stage"):  # what a stage hands to the next is not what is tested here
+            sum((step + 1) * parameter.square().sum() for parameter in self.model.parameters()).backward()
+        else:
+            self.model(torch.randn(3, 5, generator=generator)).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         return step + 1
@@ -233,6 +253,42 @@ def kinds(where: str) -> None:
     mine = target["mine"].value
     assert mine["w"].tolist() == [float(rank)] * 3 and mine["v"] == rank
     say("same")
+
+
+class Samples:
+    """Numbers 0 to 59, each once an epoch, dealt out over whatever ranks there are; knows how many all have seen."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def batch(self, size: int) -> list[int]:
+        """This rank's of the next `size` numbers of each rank."""
+        order = torch.randperm(60, generator=torch.Generator().manual_seed(5)).tolist()
+        rank, world = dist.get_rank(), dist.get_world_size()
+        mine = order[self.seen : self.seen + size * world][rank::world]
+        self.seen = min(60, self.seen + size * world)
+        return mine
+
+    def state_dict(self) -> dict[str, int]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.seen = state["seen"]
+
+
+def samples(where: str, size: str, steps: str) -> None:
+    """Go through some of the data; two batches make a step, and what was seen in half a step does not count."""
+    data, weight = Samples(), torch.zeros(1)
+    with zerostall.Checkpointer(where, data=data, s={"w": weight}) as ckpt:
+        step = ckpt.restore()
+        say("restored", step)
+        for step in range(step + 1, step + 1 + int(steps)):
+            seen = [*data.batch(int(size)), *data.batch(int(size))]
+            weight += 1
+            saving = ckpt.save(step, when_busy="wait")
+            say("seen", *seen)
+        saving.wait("disk", timeout=60)
+    data.batch(int(size))  # half a step, lost
 
 
 def other_world(where: str) -> None:

@@ -25,9 +25,10 @@ class Ranks:
         scenario: str,
         *words: object,
         of_rank: Mapping[int, Mapping[str, str]] | None = None,
+        meeting: str = "",
     ) -> None:
         number = next(_numbers)
-        meeting = f"file://{folder}/store-{number}"
+        meeting = meeting or f"file://{folder}/store-{number}"
         self.size = size
         self.rank: list[Child] = [
             nursery.start(
