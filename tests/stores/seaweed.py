@@ -17,11 +17,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import botocore.session
+import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
 _KEY, _SECRET, _REGION = "key-of-a-test", "secret-of-a-test", "us-east-1"
 _SERVERS = ("master", "volume", "filer", "s3")
 _numbers = itertools.count(1)
+
+on_both = pytest.mark.parametrize("s3_server", ["moto", "seaweed"], indirect=True)
+"""A test that goes by more than what moto takes S3 to be."""
 
 
 def program() -> str | None:
@@ -80,20 +84,34 @@ class Seaweed:
         self._process.kill()  # asked to leave it takes half a minute, and nobody reads what it holds
         self._process.wait(30)
 
-    def environment(self, **other: str) -> dict[str, str]:
+    def environment(self, url: str | None = None) -> dict[str, str]:
+        """As `Server.environment`."""
         return {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}",
+            "AWS_ENDPOINT_URL": url or f"http://127.0.0.1:{self.port}",
             "AWS_ACCESS_KEY_ID": _KEY,
             "AWS_SECRET_ACCESS_KEY": _SECRET,
             "AWS_REGION": _REGION,
             "HOME": "/nonexistent",
-            **other,
         }
 
     def new_bucket(self) -> str:
         name = f"bucket-{next(_numbers)}"
         self._client.create_bucket(Bucket=name)
         return name
+
+    def keys(self, bucket: str) -> list[str]:
+        """Every object's name."""
+        return [one["Key"] for one in self._client.list_objects_v2(Bucket=bucket).get("Contents", [])]
+
+    def unfinished(self, bucket: str) -> list[str]:
+        """The objects of every upload that was begun and not ended."""
+        return [one["Key"] for one in self._client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])]
+
+    def object(self, bucket: str, key: str) -> bytes:
+        return self._client.get_object(Bucket=bucket, Key=key)["Body"].read()
+
+    def put(self, bucket: str, key: str, data: bytes) -> None:
+        self._client.put_object(Bucket=bucket, Key=key, Body=data)
 
     def _answers(self) -> bool:
         """Whether it takes what is put into it: its door opens before there is room behind it."""

@@ -12,6 +12,7 @@ import pytest
 from hand import wait_until
 from images import HandMade, make_layout, manifest_of
 from stores.proxy import Proxy, Request
+from stores.seaweed import on_both
 from stores.server import Server
 from zerostall import native
 from zerostall.core import layout as layouts
@@ -78,6 +79,7 @@ def is_complete(request: Request) -> bool:
 # ------------------------------------------------------------------------------------------------------- uploads
 
 
+@on_both
 def test_an_upload_that_broke_off_goes_on_where_it_was(open_tier, proxy, s3_server, bucket, large) -> None:
     """Also in another process: the store knows which parts it has."""
     broken = proxy.rule("403 AccessDenied", lambda r: r.is_part and "partNumber=3" in r.target, times=100)
@@ -138,6 +140,7 @@ def test_a_store_that_is_busy_is_left_alone_for_as_long_as_it_asks(open_tier, pr
     assert rule.seen >= 4
 
 
+@on_both
 def test_no_half_step_is_seen_and_nothing_else_is_lost(open_tier, proxy, large) -> None:
     before = HandMade(SMALL, 5)
     tier = open_tier()
@@ -177,6 +180,7 @@ def test_leftovers_are_cleared_when_they_are_old(open_tier, proxy, s3_server, bu
     assert s3_server.unfinished(bucket) == []
 
 
+@on_both
 def test_what_is_abandoned_leaves_nothing(open_tier, proxy, s3_server, bucket, large) -> None:
     tier = open_tier()
     proxy.rule("403 AccessDenied", is_complete, times=1)
@@ -192,6 +196,7 @@ def test_what_is_abandoned_leaves_nothing(open_tier, proxy, s3_server, bucket, l
 # ------------------------------------------------------------------------------------------------- two writers
 
 
+@on_both
 def test_of_two_writers_one_wins(open_tier, proxy) -> None:
     """Both have put their images and write their manifests at the same moment."""
     one, other = HandMade(SMALL, 5, seed=1), HandMade(SMALL, 5, seed=2)
@@ -222,6 +227,7 @@ def test_of_two_writers_one_wins(open_tier, proxy) -> None:
     assert fetched(open_tier(), 5, SMALL) == winner.bytes
 
 
+@on_both
 def test_of_two_that_replace_one_wins(open_tier, proxy) -> None:
     stored(open_tier(), HandMade(SMALL, 5, seed=1))
     slow, quick = HandMade(SMALL, 5, seed=2), HandMade(SMALL, 5, seed=3)
@@ -255,6 +261,7 @@ def test_the_same_step_twice_is_one(open_tier) -> None:
     assert fetched(tier, 5, SMALL) == made.bytes
 
 
+@on_both
 def test_a_replaced_step_leaves_nothing_behind(open_tier, s3_server, bucket) -> None:
     tier = open_tier()
     stored(tier, HandMade(SMALL, 5, seed=1))
@@ -282,6 +289,7 @@ def test_a_read_that_fails_is_done_again(open_tier, proxy, large, do: str) -> No
     assert fetched(tier, 7, THREE_PARTS) == large.bytes
 
 
+@on_both
 def test_damage_is_found_chunk_by_chunk(open_tier, proxy, large) -> None:
     tier = open_tier()
     stored(tier, large)
@@ -323,6 +331,7 @@ def test_thousands_of_steps_are_listed_at_once(open_tier, proxy, s3_server, buck
     assert proxy.count(lambda request: True) == 2
 
 
+@on_both
 def test_steps_of_a_past_are_set_aside(open_tier, s3_server, bucket) -> None:
     tier = open_tier()
     for step in (5, 6):
