@@ -24,13 +24,15 @@ stamps := $(VENV)/stamps
 pip := $(bin)/python -m pip --disable-pip-version-check install --quiet
 # No package may replace the torch that is there: every later pip call is held to its exact version.
 keep_torch := --constraint $(stamps)/torch
+# Warnings of the compiler end our builds, not a user's.
+build_settings := --config-settings=build.verbose=false --config-settings=cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON
 native_files := $(shell find native cmake CMakeLists.txt -type f 2>/dev/null)
 
 .PHONY: help setup demo test bench drill fuzz lint format clean
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -8
 
-setup: $(stamps)/installed
+setup: $(stamps)/installed $(stamps)/checks
 
 # A torch in the base interpreter (a CUDA build on a GPU machine, say) is seen through, not installed again.
 $(stamps)/venv:
@@ -44,15 +46,20 @@ $(stamps)/torch: $(stamps)/venv
 	@$(bin)/python -c 'import torch' 2>/dev/null || { echo "setup: $(TORCH)"; $(pip) $(TORCH_ARGS) '$(TORCH)'; }
 	@$(bin)/python -W ignore -c 'import torch; print(f"torch=={torch.__version__}")' > $@
 
-$(stamps)/tools: $(stamps)/torch pyproject.toml
-	@echo "setup: tools"
-	@$(pip) $(keep_torch) --group build --group test --group lint --group bench
+$(stamps)/build: $(stamps)/torch pyproject.toml
+	@echo "setup: what builds and measures"
+	@$(pip) $(keep_torch) --group build --group bench
+	@touch $@
+
+$(stamps)/checks: $(stamps)/build
+	@echo "setup: what tests and checks"
+	@$(pip) $(keep_torch) --group test --group lint
 	@touch $@
 
 # Editable: Python files are used where they lie. Only a change to native/ or to the build files comes back here.
-$(stamps)/installed: $(stamps)/tools $(native_files)
+$(stamps)/installed: $(stamps)/build $(native_files)
 	@echo "setup: zerostall with its native module"
-	@$(pip) $(keep_torch) --no-build-isolation --config-settings=build.verbose=false --editable '.[cli,remote,manager]'
+	@$(pip) $(keep_torch) --no-build-isolation $(build_settings) --editable '.[cli,remote,manager]'
 	@cp "$$($(bin)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')"/zerostall/_native.pyi src/zerostall/
 	@touch $@
 
@@ -64,7 +71,7 @@ $(stamps)/peers: $(stamps)/installed
 	@$(pip) $(keep_torch) --group peers || echo "setup: the peers could not be installed; rows and tests will say so"
 	@touch $@
 
-demo: setup
+demo: $(stamps)/installed
 	@$(bin)/python examples/gpt/demo.py $(DEMO_ARGS)
 
 test: setup $(stamps)/stores $(stamps)/peers

@@ -28,7 +28,7 @@ def test_native_tests_are_clean(sanitizers: str, tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PATH": TOOLS})
         assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-20_000:]
 
-    options = ["-DZEROSTALL_TESTS=ON", f"-DZEROSTALL_SANITIZE={sanitizers}"]
+    options = ["-DCMAKE_COMPILE_WARNING_AS_ERROR=ON", "-DZEROSTALL_TESTS=ON", f"-DZEROSTALL_SANITIZE={sanitizers}"]
     run("cmake", "-S", str(ROOT), "-B", ".", "-G", "Ninja", *options)
     run("ninja")
     run("ctest", "--output-on-failure", "--no-tests=error")

@@ -84,7 +84,14 @@ def split(url: str) -> tuple[str, str, str]:
 
 
 def is_url(where: str) -> bool:
-    """Whether it names an object store, not a folder."""
+    """Whether it names an object store, not a folder.
+
+    Raises:
+        ValueError: it looks like a store's URL and is none.
+    """
+    scheme, colon, rest = where.partition(":")
+    if colon and scheme in SCHEMES and not rest.startswith("//"):
+        raise ValueError(f"{where!r} is no URL: {scheme}://bucket/run; and a folder of that name is './{where}'")
     return re.match(r"[a-z][a-z0-9+.-]*://", where) is not None
 
 

@@ -158,7 +158,7 @@ def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
 
 def step_number(step: int) -> int:
     """A number of finished training steps; anything that is an integer will do, but no bool."""
-    if isinstance(step, bool):
+    if isinstance(step, bool) or not hasattr(step, "__index__"):
         raise TypeError(f"step must be a number of steps, not {step!r}")
     number = operator.index(step)
     if number < 0:
