@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hand import wait_until
 from zerostall import Keep, Remote
 from zerostall.core import bandwidth
 from zerostall.core.bandwidth import MOST_YIELD_SECONDS, Bucket, Traffic
@@ -78,7 +79,7 @@ def test_what_is_nowhere_is_lost() -> None:
 
 def test_uploads_yield_but_not_for_ever() -> None:
     assert bandwidth.turn(Traffic(), 0.0).go
-    for busy in (Traffic(restores=1), Traffic(promised=1)):
+    for busy in (Traffic(restores=1), Traffic(promised=1), Traffic(drains=1)):
         assert not bandwidth.turn(busy, 0.0).go and bandwidth.turn(busy, 0.0).reason
         assert bandwidth.turn(busy, MOST_YIELD_SECONDS).go
 
@@ -106,6 +107,19 @@ def test_a_gate_lets_go_when_the_restore_ends_and_breaks_off_when_it_is_closed()
     gate.close()
     with pytest.raises(StorageError, match="broken off"):
         gate(1)
+
+
+def test_an_upload_waits_while_a_vault_is_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bandwidth, "MOST_YIELD_SECONDS", 1e9)
+    drains = [1]
+    governor = Governor(lambda: len(drains))
+    gate = Gate(governor)
+    thread = threading.Thread(target=gate, args=(1,))
+    thread.start()
+    wait_until(lambda: gate.reason == "a vault is being drained")
+    drains.clear()
+    thread.join(60)
+    assert not thread.is_alive() and gate.reason == ""
 
 
 def test_a_far_copy_of_a_past_that_was_left_is_told() -> None:

@@ -58,7 +58,7 @@ class Service:
         self._budget = Budget(settings.host_budget)
         self._vaults = Vaults(self.post, settings.vault_budget)
         self._pool = native.Pool("disk", DISK_THREADS)
-        self._governor = Governor()
+        self._governor = Governor(self._vaults.drains)
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._started = time.monotonic()

@@ -82,6 +82,10 @@ class Vaults:
             process.orders[order.id] = renter
             process.send(order)
 
+    def drains(self) -> int:
+        """How many places are being emptied, or wait for that. Any thread."""
+        return sum(len(process.orders) for process in list(self._running.values()))
+
     def next_order(self) -> int:
         return next(self._orders)
 

@@ -1,6 +1,7 @@
 """Who may use disk and network now, and how fast: pure decisions.
 
-Restores come first, for training waits for them; then writes to disk that somebody waits for; then uploads.
+Restores come first, for training waits for them; then what a vault gives to host memory, for the next capture may wait
+for its place; then writes to disk that somebody waits for; then uploads.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ LEAST_BURST = 16 << 20
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """What is going on at a node: restores, and writes to disk that somebody waits for."""
+    """What is going on at a node: restores, drains of vaults, and writes to disk that somebody waits for."""
 
     restores: int = 0
     promised: int = 0
+    drains: int = 0
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -32,6 +34,8 @@ def turn(traffic: Traffic, waited: float) -> Turn:
     """May the next part of an upload go, which has waited that many seconds?"""
     if traffic.restores:
         reason = "a restore is under way"
+    elif traffic.drains:
+        reason = "a vault is being drained"
     elif traffic.promised:
         reason = "a write to disk is waited for"
     else:

@@ -12,15 +12,20 @@ from zerostall.core.bandwidth import Bucket, Traffic
 from zerostall.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _LOOK_SECONDS = 0.5
 
 
 class Governor:
-    """One an agent. Any thread."""
+    """One an agent. Any thread.
 
-    def __init__(self) -> None:
+    Args:
+        drains: how many images are on their way from vaults to host memory; called by any thread.
+    """
+
+    def __init__(self, drains: Callable[[], int] = lambda: 0) -> None:
+        self._drains = drains
         self._condition = threading.Condition()
         self._restores = 0
         self._promised = 0
@@ -51,7 +56,7 @@ class Governor:
 
     def traffic(self) -> Traffic:
         with self._condition:
-            return Traffic(self._restores, self._promised)
+            return Traffic(self._restores, self._promised, self._drains())
 
 
 class Gate:
