@@ -1,0 +1,137 @@
+"""What a restore asks of the agent: which copies there are, what they hold, and their bytes.
+
+trainer → agent   Find  Describe  Quote  Fetch  Release     agent → trainer   Found  Described  Quoted  Fetched  Opened
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from zerostall.wire.attaching import Lent
+from zerostall.wire.lockers import Kept
+from zerostall.wire.message import Message
+
+
+class Find(Message, frozen=True):
+    """Which copies of which steps are there?"""
+
+    id: int
+
+
+class CopyFacts(msgspec.Struct, frozen=True):
+    """One copy of one step: where it is, and if it is not clean, why.
+
+    Attributes:
+        created: when rank 0 saved the step, which tells it from others of that number; 0.0 where the copy is too
+            damaged to say.
+        world: how many ranks saved it; 0 where the copy is too damaged to say.
+    """
+
+    step: int
+    tier: str
+    clean: bool
+    created: float
+    reason: str = ""
+    world: int = 0
+
+
+class Found(Message, frozen=True):
+    id: int
+    copies: tuple[CopyFacts, ...]
+
+
+class Describe(Message, frozen=True):
+    """What do the images of all ranks hold at `step` in `tier`?"""
+
+    id: int
+    step: int
+    tier: str
+
+
+class Described(Message, frozen=True):
+    """What all ranks' images are: their layouts, each once, and who has which.
+
+    Attributes:
+        created: of the step's manifest, which tells it from others of that number.
+        layout_of: of each rank, the index of its layout.
+        begins: of each rank, where its boxes begin; see `core.begins`.
+        records: those of the ranks whose small values are looked at, the client's own among them.
+    """
+
+    id: int
+    created: float
+    layouts: tuple[bytes, ...]
+    layout_of: tuple[int, ...]
+    begins: tuple[tuple[int, ...], ...]
+    records: tuple[bytes, ...]
+
+
+class Quote(Message, frozen=True):
+    """What do the records of these ranks say, of the step that was described as `created` then?"""
+
+    id: int
+    step: int
+    tier: str
+    created: float
+    ranks: tuple[int, ...]
+
+
+class Quoted(Message, frozen=True):
+    """The records of the ranks that were asked for, in that order."""
+
+    id: int
+    records: tuple[bytes, ...]
+
+
+class Fetch(Message, frozen=True):
+    """Bring an image of `step` from `tier` into memory that the trainer can map, and hold it there.
+
+    Attributes:
+        rank: whose image; None is the trainer's own.
+        chunks: only these chunks of it are looked at; None: the whole image, and its layout and record with it.
+        as_file: where all of it is a file here, that is wanted and not memory.
+    """
+
+    id: int
+    step: int
+    tier: str
+    rank: int | None = None
+    chunks: tuple[int, ...] | None = None
+    as_file: bool = False
+
+
+class Fetched(Message, frozen=True):
+    """The image lies at `offset` of a segment.
+
+    Attributes:
+        layout, record: of the image; empty where chunks were asked for, for the trainer knows them.
+        passing: the segment goes when it is released; otherwise it is this rank's memory.
+        verified: its bytes were checked against the record while they were read.
+        kept: where part of it lies in another GPU's memory, too.
+    """
+
+    id: int
+    memory: Lent
+    offset: int
+    passing: bool
+    layout: bytes
+    record: bytes
+    verified: bool
+    kept: Kept | None = None
+
+
+class Opened(Message, frozen=True):
+    """The image is a file, whose descriptor comes beside the message; the step stays there until it is released.
+
+    Attributes:
+        path: the file's, to speak of it.
+    """
+
+    id: int
+    path: bytes
+    layout: bytes
+    record: bytes
+
+
+class Release(Message, frozen=True):
+    """The trainer has read what it fetched."""
