@@ -11,7 +11,7 @@ import torch
 
 from zerostall.core import matching
 from zerostall.errors import MismatchError
-from zerostall.trainer.state import gathering, tensors, writes
+from zerostall.trainer.state import gathering, pages, tensors, writes
 from zerostall.trainer.state.aim import Aim, Landing
 from zerostall.trainer.state.choice import identity
 from zerostall.trainer.state.parts.module import ModulePart
@@ -177,7 +177,8 @@ class Meeting:
 
     def rest(self, refused: Mapping[str, str], *, rng: bool) -> Rest:
         """What comes after the bytes. MismatchError where there is anything that does not fit."""
-        match = msgspec.structs.replace(self.match, different=self.match.different | dict(refused))
+        refused = dict(refused) | pages.read_only(self.pairs)
+        match = msgspec.structs.replace(self.match, different=self.match.different | refused)
         matching.raise_for(match)
         states = self.target.stored.rng if rng and self.whole else None
         return Rest(self.target, self.parts, dict(reversed(self.pairs)), match, states)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
-import torch
 
 from zerostall import native
 from zerostall.core import layout as layouts
@@ -151,7 +150,6 @@ def _share_memory(found: Found, leaves: list[Leaf]) -> None:
         found.holders[leaves[index].name] = leaves[index].holder
     for index in sharing.expanded:
         leaf = leaves[index]
-        assert isinstance(leaf.holder, torch.Tensor)
         found.stored[leaf.name + DISTINCT] = leaf
         found.holders[leaf.name + DISTINCT] = tensors.distinct(leaf.holder)
     for view in sharing.views:

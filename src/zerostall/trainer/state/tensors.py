@@ -10,12 +10,12 @@ import msgspec
 import torch
 from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 
+from zerostall.core.boxes import Box
 from zerostall.core.dtypes import DTYPES
 
 if TYPE_CHECKING:
     import numpy
 
-    from zerostall.core.boxes import Box
 
 Holder: TypeAlias = "torch.Tensor | numpy.ndarray"
 """What holds bytes: a torch tensor or a numpy array."""
@@ -80,6 +80,20 @@ class Geometry(msgspec.Struct, frozen=True, gc=False):
         return 0 in self.strides and any(
             stride == 0 and size > 1 for size, stride in zip(self.shape, self.strides, strict=True)
         )
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether several elements share a place in memory, wholly or in part of a dimension."""
+        if 0 in self.shape:
+            return False
+        reach = 1
+        for stride, size in sorted(zip(self.strides, self.shape, strict=True)):
+            if size > 1 and stride < reach:
+                # Seldom: strides that are not nested. Then the places are counted.
+                places = torch.arange((self.stop - self.start) // self.itemsize).as_strided(self.shape, self.strides)
+                return places.unique().numel() != self.count
+            reach += (size - 1) * stride
+        return False
 
 
 def is_array(value: object) -> TypeGuard[numpy.ndarray]:
@@ -250,9 +264,8 @@ def part_of(holder: Holder, box: Box) -> Holder:
     return view
 
 
-def distinct(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the view of an expanded tensor that has each element once."""
-    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-        if stride == 0 and size > 1:
-            tensor = tensor.narrow(dim, 0, 1)
-    return tensor
+def distinct(holder: Holder) -> Holder:
+    """Return the view of an expanded tensor or array that has each element once."""
+    where = geometry(holder)
+    shape = tuple(1 if stride == 0 else size for size, stride in zip(where.shape, where.strides, strict=True))
+    return part_of(holder, Box.whole(shape))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from zerostall.trainer.state.stored import StoredState
     from zerostall.trainer.state.tensors import Geometry, Holder
 
-EXPANDED = "the target is expanded: several of its elements share one place in memory"
+EXPANDED = "the target is expanded or overlaps itself: several of its elements share one place in memory"
 
 
 @dataclass(slots=True)
@@ -119,8 +119,8 @@ def plan(stored: StoredState, pairs: Iterable[tuple[str, Holder]]) -> Writes:
 def repeats(holder: Holder) -> bool:
     """Return whether several elements of a target share one place in memory."""
     holder = tensors.own(holder)
-    strides = holder.stride() if isinstance(holder, torch.Tensor) else holder.strides
-    return 0 in strides and tensors.geometry(holder).repeats
+    contiguous = holder.is_contiguous() if isinstance(holder, torch.Tensor) else holder.flags.c_contiguous
+    return not contiguous and tensors.geometry(holder).overlaps
 
 
 def _plan_view(stored: StoredState, view: View, holder: Holder, writes: Writes) -> None:
@@ -161,13 +161,15 @@ def is_whole(view: View, entry: Entry) -> bool:
     )
 
 
-def once(view: View, holder: Holder) -> torch.Tensor | None:
-    """Return the distinct elements of an expanded target, if what is stored is expanded in the same dimensions."""
-    if not isinstance(holder, torch.Tensor):
-        return None
-    mine = [size > 1 and stride == 0 for size, stride in zip(holder.shape, holder.stride(), strict=True)]
+def once(view: View, holder: Holder) -> Holder | None:
+    """Return the distinct elements of a target that has some several times, if what is stored has them likewise."""
+    strides = tensors.geometry(holder).strides
+    mine = [size > 1 and stride == 0 for size, stride in zip(holder.shape, strides, strict=True)]
     theirs = [size > 1 and stride == 0 for size, stride in zip(view.shape, view.strides, strict=True)]
-    return tensors.distinct(holder) if mine == theirs else None
+    if mine != theirs:
+        return None
+    distinct = tensors.distinct(holder)
+    return distinct if strides == view.strides or not tensors.geometry(distinct).overlaps else None
 
 
 def narrowed(view: View) -> View:

@@ -1,0 +1,50 @@
+"""Which targets lie in memory that nobody can write to, a file that is mapped for reading for instance.
+
+torch does not know: writing there ends the process. The kernel does.
+"""
+
+from __future__ import annotations
+
+import bisect
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zerostall.trainer.state import tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from zerostall.trainer.state.tensors import Holder
+
+READ_ONLY = "the target's memory can only be read, such as a file that is mapped for reading"
+
+
+def read_only(pairs: Iterable[tuple[str, Holder]]) -> dict[str, str]:
+    """Return the names of targets in such memory, each with what is said of it; none where there is no /proc."""
+    starts, stops = _read_only_stretches()
+    refused: dict[str, str] = {}
+    for name, holder in pairs:
+        if tensors.on_device(tensors.own(holder)):
+            continue
+        where = tensors.geometry(holder)
+        first = bisect.bisect_right(stops, where.start)
+        if first < len(starts) and starts[first] < where.stop:
+            refused[name] = READ_ONLY
+    return refused
+
+
+def _read_only_stretches() -> tuple[list[int], list[int]]:
+    """Where they begin and end, rising."""
+    starts: list[int] = []
+    stops: list[int] = []
+    try:
+        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return [], []
+    for line in lines:
+        stretch, rights = line.split(maxsplit=2)[:2]
+        if "w" not in rights:
+            start, stop = stretch.split("-")
+            starts.append(int(start, 16))
+            stops.append(int(stop, 16))
+    return starts, stops

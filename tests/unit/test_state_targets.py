@@ -1,0 +1,63 @@
+"""Targets that a snapshot cannot be written into are refused by name, before anything is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from state_trip import load, restore, same, save
+from zerostall.errors import MismatchError
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+def test_memory_that_can_only_be_read_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    np.zeros(8, dtype=np.float32).tofile(file)
+    mapped = torch.from_numpy(np.memmap(file, dtype=np.float32, mode="r"))
+    state = {"w": torch.ones(8), "other": torch.ones(3)}
+    saved = save(s=state)
+    target = {"w": mapped, "other": torch.zeros(3)}
+    with pytest.raises(MismatchError, match=r"s\.w: .*can only be read"):
+        restore(saved, s=target)
+    assert not target["other"].any()
+    target["w"] = torch.from_file(str(file), shared=True, size=8)
+    restore(saved, s=target)
+    assert same(target, state)
+
+
+def test_targets_with_elements_in_one_place_are_refused() -> None:
+    rows = torch.zeros(20)
+    for windows in (rows.unfold(0, 5, 1), torch.zeros(4).expand(3, 4), rows.as_strided((3, 4), (2, 1))):
+        saved = save(s={"w": torch.rand(tuple(windows.shape))})
+        with pytest.raises(MismatchError, match=r"s\.w: .*several of its elements share one place"):
+            restore(saved, s={"w": windows})
+        assert not windows.any()
+
+
+def test_strides_that_are_not_nested_and_meet_nowhere() -> None:
+    state = {"w": torch.rand(2, 2)}
+    target = {"w": torch.zeros(6).as_strided((2, 2), (3, 2))}
+    restore(save(s=state), s=target)
+    assert torch.equal(target["w"], state["w"])
+
+
+def test_windows_of_a_buffer_that_is_stored_too() -> None:
+    def windows(buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"all": buffer, "some": buffer.unfold(0, 5, 1)}
+
+    state, target = windows(torch.rand(20)), windows(torch.zeros(20))
+    restore(save(s=state), s=target)
+    assert same(target, state)
+
+
+def test_an_array_that_repeats_itself_is_stored_once() -> None:
+    state = {"a": np.broadcast_to(np.arange(3.0), (500, 3))}
+    saved = save(s=state)
+    assert len(saved.image) < 8192
+    assert np.array_equal(load(saved)["s"]["a"], state["a"])
+    target = {"a": np.zeros((500, 3))}
+    restore(saved, s=target)
+    assert np.array_equal(target["a"], state["a"])
