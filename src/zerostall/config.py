@@ -184,7 +184,9 @@ class AgentSettings:
         try:
             idle_seconds = float(idle)
         except ValueError:
-            raise ValueError(f"ZEROSTALL_AGENT_IDLE={idle!r} is not a number of seconds") from None
+            idle_seconds = -1.0
+        if not idle_seconds >= 0:
+            raise ValueError(f"ZEROSTALL_AGENT_IDLE={idle!r} is not a number of seconds")
         return cls(
             runtime_dir=runtime_dir(),
             host_budget=parse_bytes(budget, "ZEROSTALL_HOST_BUDGET") if budget else memory_limit() // 2,

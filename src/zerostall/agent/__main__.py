@@ -14,8 +14,9 @@ from zerostall import config
 from zerostall.agent.door import Door
 from zerostall.agent.membership import join
 from zerostall.agent.service import Service
+from zerostall.errors import ZerostallError
 from zerostall.telemetry import log
-from zerostall.wire import rendezvous
+from zerostall.wire import rendezvous, token
 
 
 def main(arguments: list[str]) -> int:
@@ -27,8 +28,15 @@ def main(arguments: list[str]) -> int:
     # Whatever the umask of who started it: the agent's own files are its owner's alone. Those of a run get the modes
     # that its trainer's umask asks for.
     os.umask(0o077)
-    settings = config.AgentSettings.from_environment()
-    folder = rendezvous.private_folder(options.runtime_dir or settings.runtime_dir)
+    try:
+        settings = config.AgentSettings.from_environment()
+        member = config.MemberSettings.from_environment(settings.host_budget)
+        if member is not None:
+            token.read(member.token_file)  # what would keep it from starting is said before it detaches
+        folder = rendezvous.private_folder(options.runtime_dir or settings.runtime_dir)
+    except (ValueError, ZerostallError) as error:
+        print(f"zerostall agent: {error}", file=sys.stderr)
+        return 2
 
     # Detach before anything starts a thread. The parent ends at once, so whoever launched us has no child to reap.
     if options.detach and os.fork() > 0:
@@ -45,7 +53,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, lambda *_: service.stop())
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     log.info("agent %d serves %s, budget %d bytes", os.getpid(), folder, settings.host_budget)
-    membership = join(service, config.MemberSettings.from_environment(settings.host_budget))
+    membership = join(service, member)
     try:
         service.serve(membership.close)
     finally:

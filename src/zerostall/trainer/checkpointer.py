@@ -170,6 +170,8 @@ class Checkpointer:
         self._ledger = Ledger(self._where, self._condition, self.stats, place.tiers)
         self._pace = Pace(alone=self._world.size == 1)
         self._closed = False
+        self._turn = threading.RLock()  # of threads that save or restore
+        self._inside = False
         self._pid = os.getpid()
 
         def connect(nodes: m.Nodes | None) -> Link:
@@ -242,7 +244,12 @@ class Checkpointer:
             CapacityError: the agent's budget is too small for the state.
         """
         self._require_open()
-        return self._saves.save(step, metric, pin, if_exists, when_busy)
+        with self._turn:
+            self._enter("save")
+            try:
+                return self._saves.save(step, metric, pin, if_exists, when_busy)
+            finally:
+                self._inside = False
 
     def every(self, *, steps: int | None = None, seconds: float | None = None) -> Every:
         """When to save: `due = ckpt.every(seconds=600)`, then `if due(step): ckpt.save(step)` after each step.
@@ -326,10 +333,18 @@ class Checkpointer:
             MismatchError: stored and present state differ; nothing was written.
             CorruptError: every copy is damaged.
         """
-        self._require_open()
-        self._saves.settle()
         asked = Asked(only=only, rename=rename, strict=strict, prefixes=prefixes, meta_to=meta_to)
         request = restoring.Request(step, required, asked)
+        self._require_open()
+        with self._turn:
+            self._enter("restore")
+            try:
+                return self._restore(request)
+            finally:
+                self._inside = False
+
+    def _restore(self, request: restoring.Request) -> int:
+        self._saves.settle()
         source = restoring.Source(self._world, self._link, self._mappings, self._saves.devices, self._where)
         outcome = restoring.restore(source, self._state, request)
         self.stats.restored_from = outcome.tier
@@ -371,6 +386,9 @@ class Checkpointer:
         finally:
             self._shut()
 
+    def __reduce__(self):
+        raise TypeError("a Checkpointer has threads, memory and hooks in this process: it cannot be copied or pickled")
+
     def __enter__(self) -> Checkpointer:
         return self
 
@@ -397,6 +415,17 @@ class Checkpointer:
         self._mappings.keep_only(None)
 
     # -------------------------------------------------------------------------------------------------- checks
+
+    def _enter(self, verb: str) -> None:
+        """Begin to save or restore; the caller has the turn, and sets `_inside` back."""
+        if self._closed:
+            self._require_open()  # while it waited for its turn
+        if self._inside:
+            raise RuntimeError(
+                f"{verb}() was called while this very thread saves or restores: by a state_dict() or load_state_dict() "
+                "of the state, or by a signal's handler (for those, there is preempt=...)"
+            )
+        self._inside = True
 
     def _require_open(self) -> None:
         if self._closed:

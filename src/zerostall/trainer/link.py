@@ -103,10 +103,10 @@ class Link:
                 continue
             try:
                 with self._lock:
-                    self._channel.send(message)
+                    self._send(message)
                 return True
             except ClosedError:
-                self._up.clear()  # the link's thread will notice by itself
+                continue
         return False
 
     def ask(self, make: Callable[[int], m.Message], *, timeout: float = ANSWER_SECONDS) -> Answer:
@@ -126,8 +126,8 @@ class Link:
         with self._lock:
             self._waiting[number] = future
             try:
-                self._channel.send(make(number))
-            except ClosedError:
+                self._send(make(number))
+            except BaseException:
                 del self._waiting[number]
                 raise
         try:
@@ -140,6 +140,14 @@ class Link:
             drop(fds)
             raise answer.error()
         return answer, fds
+
+    def _send(self, message: m.Message) -> None:
+        """Caller holds the lock, so that another channel cannot take the broken one's place before that is noted."""
+        try:
+            self._channel.send(message)
+        except ClosedError:
+            self._up.clear()  # the link's thread will notice by itself
+            raise
 
     def forget(self) -> None:
         """In a forked child: the connection is the parent's, so only close our copy of the descriptor."""
@@ -197,7 +205,7 @@ class Link:
             drop(fds)
             self._listener.heard(message)
             return
-        future = self._waiting.get(number)
+        future = self._waiting.pop(number, None)
         if future is None:
             drop(fds)
         else:
@@ -223,8 +231,9 @@ class Link:
                 log.error("no agent (%s); trying again in %.1f s", problem, wait)
                 time.sleep(wait)
                 continue
-            self._channel = channel
-            self._up.set()
+            with self._lock:
+                self._channel = channel
+                self._up.set()
             log.warning("agent %d has taken over", self.welcome.pid)
             for message in self._listener.reconnected():
                 self.tell(message, timeout=1.0)

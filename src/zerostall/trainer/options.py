@@ -13,6 +13,7 @@ from zerostall.config import Policy, WhenBusy
 from zerostall.core import matching
 from zerostall.core.policy import Remote
 from zerostall.core.retention import Keep
+from zerostall.core.steps import MAX_STEP
 from zerostall.tiers.urls import is_url
 from zerostall.wire import messages as m
 
@@ -53,10 +54,11 @@ class Options:
         peer: bool,
     ) -> Options:
         """Check every choice; ValueError names the one that is wrong and what it may be."""
-        _one_of("policy", policy, get_args(Policy))
-        _one_of("when_busy", when_busy, get_args(WhenBusy))
-        _one_of("guard", guard, ("hooks", "manual"))
-        _one_of("peer", peer, (True, False))
+        one_of("policy", policy, get_args(Policy))
+        one_of("when_busy", when_busy, get_args(WhenBusy))
+        one_of("guard", guard, ("hooks", "manual"))
+        one_of("peer", peer, (True, False))
+        slots, freeze_bytes = _whole("slots", slots), _whole("freeze_bytes", freeze_bytes)
         if slots < 2:
             raise ValueError(
                 f"slots={slots}: one slot is captured into while another holds the newest image: 2 or more"
@@ -116,9 +118,11 @@ def place_of(where: str | os.PathLike[str] | Remote, remote: str | Remote | None
     """Where a run is: a folder, and beside it a URL; or a URL alone.
 
     Raises:
-        ValueError: two URLs were given.
+        ValueError: two URLs were given, or what is no folder's name.
     """
     text = where.url if isinstance(where, Remote) else os.fspath(where)
+    if not text or "\0" in text:
+        raise ValueError(f"where={text!r} is no folder")
     if not is_url(text):
         return Place(Path(text).absolute(), remote)
     if remote is not None:
@@ -151,7 +155,16 @@ class Place:
         return self.tiers[1]
 
 
-def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
+def _whole(name: str, number: int) -> int:
+    if isinstance(number, bool):
+        raise TypeError(f"{name}={number!r} is no number")
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise TypeError(f"{name}={number!r} is not a whole number") from None
+
+
+def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{name}={value!r} is none of {', '.join(map(repr, allowed))}")
 
@@ -163,4 +176,16 @@ def step_number(step: int) -> int:
     number = operator.index(step)
     if number < 0:
         raise ValueError(f"step must not be negative: {number}")
+    if number > MAX_STEP:
+        raise ValueError(f"step must be less than 2^63: {number}")
     return number
+
+
+def metric_number(metric: float) -> float:
+    """What a step is worth; anything that is a real number will do (a tensor or numpy array of one is), but no bool."""
+    if isinstance(metric, (bool, str, bytes)):
+        raise TypeError(f"metric must be a number, not {metric!r}")
+    try:
+        return float(metric)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise TypeError(f"metric must be a number, not a {type(metric).__name__}: {error}") from None

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
+from zerostall.config import WhenBusy
+from zerostall.core.steps import MAX_STEP
 from zerostall.errors import AgentError, ZerostallError
 from zerostall.telemetry import log
 from zerostall.trainer.captures import Captures
 from zerostall.trainer.flight import Flight, Wish
 from zerostall.trainer.guard import Guard
-from zerostall.trainer.options import step_number
+from zerostall.trainer.options import metric_number, one_of, step_number
 from zerostall.trainer.policies import Policies
 from zerostall.trainer.saving import Desk, Saving
 from zerostall.trainer.sealer import TOLD_SECONDS, Sealer
@@ -25,7 +27,7 @@ from zerostall.wire import messages as m
 if TYPE_CHECKING:
     import threading
 
-    from zerostall.config import IfExists, WhenBusy
+    from zerostall.config import IfExists
     from zerostall.core.roll import Save
     from zerostall.telemetry import Stats
     from zerostall.trainer.captures import Taken
@@ -102,8 +104,12 @@ class Saves:
     ) -> Saving:
         """See `Checkpointer.save`."""
         start = time.perf_counter()
-        if type(step) is not int or step < 0:
+        if type(step) is not int or not 0 <= step <= MAX_STEP:
             step = step_number(step)
+        if metric is not None and type(metric) is not float:
+            metric = metric_number(metric)  # now: later it would cost the snapshot
+        if when_busy is not None:
+            one_of("when_busy", when_busy, get_args(WhenBusy))
         ledger = self._ledger
         replace = False
         if step <= ledger.frontier or if_exists != "error":
@@ -120,11 +126,16 @@ class Saves:
             self._stats.record_call(time.perf_counter() - start)
             return Saving(step, self._desk, skipped=busy)
         saving = Saving(step, self._desk, time.time())
-        flight = Flight(name, taken, saving, Wish(metric, pin, replace, ledger.aside), start)
-        ledger.accept(saving)
-        self.guard.watch(flight)
-        self._sealer.seal(flight)
-        taken.capture.start()  # last: its threads may well want this thread's core
+        flight = Flight(name, taken, saving, Wish(metric, bool(pin), replace, ledger.aside), start)
+        try:
+            ledger.accept(saving)
+            self.guard.watch(flight)
+            self._sealer.seal(flight)
+        except BaseException:  # Ctrl-C, say: the snapshot goes its way all the same, so that its slot comes back
+            self._sealer.seal_if_new(flight)
+            raise
+        finally:
+            taken.capture.start()  # last: its threads may well want this thread's core
         self._stats.saves += 1
         self._stats.record_call(time.perf_counter() - start)
         return saving

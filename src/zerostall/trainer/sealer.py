@@ -72,6 +72,11 @@ class Sealer:
             self._early = False
             os.eventfd_write(self.announce, 1)
 
+    def seal_if_new(self, flight: Flight) -> None:
+        """As `seal`, of a flight that may have been brought, and whose capture has not begun."""
+        if flight not in self._flights:
+            self.seal(flight)
+
     def bury(self, flight: Flight) -> None:
         """Nobody needs it any more: what it holds is let go of here, and not on the training thread."""
         self._spent.append(flight)

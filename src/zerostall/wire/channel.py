@@ -80,9 +80,15 @@ class Channel(Generic[In]):
         if len(body) > MAX_FRAME:
             raise AgentError(f"{type(message).__name__} of {len(body)} bytes is over the limit of {MAX_FRAME}")
         frame = _HEADER.pack(len(body), len(fds)) + body
-        self._outbox.append((memoryview(frame), list(fds)))
-        self._backlog += len(frame)
-        self.flush()
+        try:
+            self._outbox.append((memoryview(frame), list(fds)))
+            self._backlog += len(frame)
+            self.flush()
+        except ClosedError:
+            raise
+        except BaseException:
+            self.shut()  # interrupted, by Ctrl-C say: how much the other side has of it is not known
+            raise
         if self._backlog > MAX_BACKLOG + len(frame):
             raise ClosedError("the other side does not read its messages")
 

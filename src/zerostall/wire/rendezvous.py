@@ -39,11 +39,17 @@ def private_folder(folder: Path) -> Path:
     Raises:
         CapabilityError: it belongs to somebody else or others can enter it.
     """
-    for path in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
-        with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=0o700)
-            path.chmod(0o700)  # whatever the umask took away
-    facts = folder.lstat()
+    try:
+        for path in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(mode=0o700)
+                path.chmod(0o700)  # whatever the umask took away
+        facts = folder.lstat()
+    except OSError as error:
+        raise CapabilityError(
+            f"the agent's folder {folder} cannot be made: {error.strerror}",
+            hint="set ZEROSTALL_RUNTIME_DIR to a folder of your own",
+        ) from error
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
         raise CapabilityError(
             f"{folder} is not a folder of user {os.geteuid()}", hint="set ZEROSTALL_RUNTIME_DIR to a folder of your own"
@@ -107,23 +113,32 @@ def connect_or_start(folder: Path, *, timeout: float = START_SECONDS) -> Channel
         deadline = time.monotonic() + timeout
         while (now := time.monotonic()) < deadline:
             # More than once: the one before may still be leaving, and an agent that finds another one ends at once.
-            _launch(folder)
+            if _launch(folder) > 0:
+                raise AgentError(f"the agent does not start; the end of {log_path(folder)}:\n{_log_tail(folder)}")
             while time.monotonic() < min(now + _AGAIN_SECONDS, deadline):
                 channel = connect(folder)
                 if channel is not None:
                     return channel
                 time.sleep(0.005)
-    tail = ""
-    with contextlib.suppress(OSError):
-        tail = log_path(folder).read_text(errors="replace")[-2000:]
     raise AgentError(
-        f"the agent did not start within {timeout:.0f} s; the end of {log_path(folder)}:\n{tail}",
+        f"the agent did not start within {timeout:.0f} s; the end of {log_path(folder)}:\n{_log_tail(folder)}",
         hint="run `zerostall agent start` and read what it says",
     )
 
 
-def _launch(folder: Path) -> None:
-    """Start a detached agent: no fork of this process's memory, no inherited descriptors, own session."""
+def _log_tail(folder: Path) -> str:
+    try:
+        return log_path(folder).read_text(errors="replace")[-2000:]
+    except OSError as error:
+        return f"(it cannot be read: {error})"
+
+
+def _launch(folder: Path) -> int:
+    """Start a detached agent: no fork of this process's memory, no inherited descriptors, own session.
+
+    Returns the exit status of what detaches it: above 0 where no agent can be started as things are, negative where it
+    was killed.
+    """
     environment = dict(os.environ)
     package_root = str(Path(zerostall.__file__).resolve().parent.parent)
     search = [str(Path(entry).absolute()) for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
@@ -142,7 +157,9 @@ def _launch(folder: Path) -> None:
             start_new_session=True,
         )
     try:
-        launcher.wait(timeout=START_SECONDS)  # it hands over to its detached child at once, so no zombie is left here
+        return launcher.wait(
+            timeout=START_SECONDS
+        )  # it hands over to its detached child at once, so no zombie is left here
     except subprocess.TimeoutExpired:
         launcher.kill()
         launcher.wait()

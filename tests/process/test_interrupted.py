@@ -1,0 +1,176 @@
+"""Ctrl-C, callers in each other's way, and arguments that make no sense: none of it costs a later save."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import zerostall
+from training import change, saved, tensors, train_step, training
+from zerostall.errors import AgentError, CapabilityError, StepExistsError
+
+pytestmark = pytest.mark.usefixtures("own_agent")
+
+
+@pytest.mark.parametrize("part", ["_ledger.accept", "guard.watch", "_sealer.seal"])
+def test_an_interrupted_save_gives_its_slot_back(where: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    model, optimizer = training(64)
+    with zerostall.Checkpointer(where, model=model, optimizer=optimizer, when_busy="wait") as ckpt:
+        ckpt.restore()
+        ckpt.save(1)
+        owner, name = part.split(".")
+
+        def interrupt(*_: object) -> None:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(getattr(ckpt._saves, owner), name, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            ckpt.save(2)
+        for step in range(3, 6):
+            train_step(model, optimizer, step)
+            ckpt.save(step)
+        ckpt.save(6).wait()
+    assert saved(where)[-1] == 6
+
+
+def test_a_message_that_was_interrupted_is_not_sent_twice(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = tensors(1)
+    with zerostall.Checkpointer(where, state=state, when_busy="wait") as ckpt:
+        ckpt.restore()
+        ckpt.save(1).wait()
+        channel = ckpt._link._channel
+
+        def interrupted() -> None:
+            monkeypatch.undo()
+            channel.socket.sendmsg([channel._outbox[0][0]])
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(channel, "flush", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ckpt.restore()
+        change(state["w"])
+        ckpt.save(2).wait()
+        change(state["w"])
+        assert ckpt.restore() == 2
+        assert (state["w"] == 2).all()
+
+
+def test_threads_that_save_take_turns(where: Path) -> None:
+    state = tensors(0)
+    errors: list[BaseException] = []
+    numbers = iter(range(1, 1000))
+    lock = threading.Lock()
+
+    def save_many() -> None:
+        for _ in range(20):
+            with lock:
+                step = next(numbers)
+            try:
+                ckpt.save(step)
+            except StepExistsError:
+                pass  # another thread was faster
+            except BaseException as error:
+                errors.append(error)
+
+    with zerostall.Checkpointer(where, state=state) as ckpt:
+        ckpt.restore()
+        threads = [threading.Thread(target=save_many) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        ckpt.save(1000, when_busy="wait").wait()
+    assert errors == []
+    assert not zerostall.verify(where, 1000)[0].problems
+
+
+class Nested:
+    """Saves, or restores, while it is saved or restored."""
+
+    verb = ""
+    ckpt: zerostall.Checkpointer
+
+    def state_dict(self) -> dict[str, int]:
+        if self.verb == "save":
+            self.ckpt.save(7)
+        return {"a": 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if self.verb == "restore":
+            self.ckpt.restore()
+
+
+def test_a_save_within_a_save_is_refused(where: Path) -> None:
+    nested = Nested()
+    with zerostall.Checkpointer(where, nested=nested, state=tensors(1)) as ckpt:
+        nested.ckpt = ckpt
+        ckpt.restore()
+        ckpt.save(1).wait()
+        nested.verb = "save"
+        with pytest.raises(RuntimeError, match=r"save\(\) was called while this very thread"):
+            ckpt.save(2)
+        nested.verb = "restore"
+        with pytest.raises(RuntimeError, match=r"restore\(\) was called while this very thread"):
+            ckpt.restore()
+        nested.verb = ""
+        ckpt.save(3).wait()
+        assert ckpt.restore() == 3
+
+
+def test_what_makes_no_sense_is_refused_at_once_and_costs_nothing(where: Path) -> None:
+    state = tensors(1)
+    with zerostall.Checkpointer(where, state=state, when_busy="wait") as ckpt:
+        ckpt.restore()
+        for step in (2**63, 10**40):
+            with pytest.raises(ValueError, match="2\\^63"):
+                ckpt.save(step)
+        for metric in (True, "low", 1j, 10**400, [1.0], torch.ones(2)):
+            with pytest.raises(TypeError, match="metric must be a number"):
+                ckpt.save(1, metric=metric)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="when_busy"):
+            ckpt.save(1, when_busy="later")  # type: ignore[arg-type]
+        for step, metric in enumerate((np.float32(0.5), torch.tensor(0.25), 3), 1):
+            ckpt.save(step, metric=metric, pin=np.bool_(True)).wait()  # type: ignore[arg-type]
+    assert [snapshot.metric for snapshot in zerostall.snapshots(where)] == [0.5, 0.25, 3]
+    for wrong in ({"slots": 2.5}, {"freeze_bytes": 1.5}, {"slots": True}):
+        with pytest.raises(TypeError, match=next(iter(wrong))):
+            zerostall.Checkpointer(where, state=state, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "said"),
+    [
+        ("ZEROSTALL_HOST_BUDGET", "lots", "is not a number of bytes"),
+        ("ZEROSTALL_AGENT_IDLE", "nan", "is not a number of seconds"),
+        ("ZEROSTALL_MANAGER", "ftp://there", "is not a URL"),
+    ],
+)
+def test_an_agent_that_can_never_start_is_not_waited_for(
+    where: Path, monkeypatch: pytest.MonkeyPatch, name: str, setting: str, said: str
+) -> None:
+    monkeypatch.setenv(name, setting)
+    with pytest.raises(AgentError, match=rf"(?s)the agent does not start.*{said}"):
+        zerostall.Checkpointer(where, state=tensors(1))
+
+
+def test_folders_that_are_none_are_refused(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong in ("", "a\0b"):
+        with pytest.raises(ValueError, match="is no folder"):
+            zerostall.Checkpointer(wrong, state=tensors(1))
+    monkeypatch.setenv("ZEROSTALL_RUNTIME_DIR", "/proc/none")
+    with pytest.raises(CapabilityError, match="/proc/none cannot be made"):
+        zerostall.Checkpointer(where, state=tensors(1))
+
+
+def test_a_checkpointer_is_neither_copied_nor_pickled(where: Path) -> None:
+    with zerostall.Checkpointer(where, state=tensors(1)) as ckpt:
+        for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="cannot be copied or pickled"):
+                duplicate(ckpt)
