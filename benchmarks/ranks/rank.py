@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 import zerostall
 from benchmarks.ranks.loop import RankLoop
 from zerostall.config import runtime_dir
+from zerostall.integrations.dcp import Reader, Writer
 from zerostall.wire import channel, rendezvous
 
 PATIENCE = 300.0
@@ -212,43 +214,102 @@ def forget_cached(folder: Path) -> None:
             os.close(fd)
 
 
+class Theirs:
+    """torch.distributed.checkpoint, as it is and with our storage; from and to one state."""
+
+    def __init__(self, loop: RankLoop, folder: Path) -> None:
+        self._loop = loop
+        self._folder = folder
+        self._run = folder / "dcp-in-ours"
+        self._step = 0
+
+    def forget(self) -> None:
+        """Make room for the next save; rank 0 does."""
+        for name in ("dcp", "dcp-threads"):
+            shutil.rmtree(self._folder / name, ignore_errors=True)
+
+    def save(self, name: str, **arguments: object) -> None:
+        model, optimizer = get_state_dict(self._loop.model, self._loop.optimizer)
+        dcp.save({"model": model, "optimizer": optimizer}, **{"checkpoint_id": self._folder / name, **arguments})
+
+    def save_on_threads(self) -> None:
+        threads = max(1, len(os.sched_getaffinity(0)))
+        self.save(
+            "dcp-threads", storage_writer=dcp.FileSystemWriter(self._folder / "dcp-threads", thread_count=threads)
+        )
+
+    def save_in_ours(self) -> None:
+        self._step += 1
+        self.save("", storage_writer=Writer(self._run, step=self._step), checkpoint_id=None)
+
+    def load(self, **arguments: object) -> None:
+        model, optimizer = get_state_dict(self._loop.model, self._loop.optimizer)
+        dcp.load({"model": model, "optimizer": optimizer}, **arguments)
+        set_state_dict(self._loop.model, self._loop.optimizer, model_state_dict=model, optim_state_dict=optimizer)
+
+    def load_own(self) -> None:
+        self.load(checkpoint_id=self._folder / "dcp")
+
+    def load_from_ours(self) -> None:
+        self.load(storage_reader=Reader(self._run))
+
+
 def files(found: Found, loop: RankLoop, options: argparse.Namespace, note: Callable[[], None]) -> None:
-    """Save until durable and load into the same model, zerostall and dcp in turn."""
-    rank = dist.get_rank()
-    ours, theirs = Path(options.folder, "ours"), Path(options.folder, "theirs")
+    """Save until durable and load into the same model, everybody in turn, each first as often as the others."""
+    folder = Path(options.folder)
+    theirs = Theirs(loop, folder)
+    first = dist.get_rank() == 0
+    opened: list[zerostall.Checkpointer] = []
+    steps = itertools.count(1)
 
-    def checkpointer(where: Path = ours) -> zerostall.Checkpointer:
-        return zerostall.Checkpointer(where, keep=1, rng=False, disk_interval=3600.0, **loop.state())
+    def checkpointer() -> zerostall.Checkpointer:
+        return zerostall.Checkpointer(folder / "ours", keep=1, rng=False, disk_interval=3600.0, **loop.state())
 
-    def theirs_saved(folder: Path) -> None:
-        model, optimizer = get_state_dict(loop.model, loop.optimizer)
-        dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=folder)
+    def save() -> None:
+        opened[0].save(next(steps), when_busy="wait").wait("disk", timeout=PATIENCE)
 
-    def theirs_loaded() -> None:
-        model, optimizer = get_state_dict(loop.model, loop.optimizer)
-        state = {"model": model, "optimizer": optimizer}
-        dcp.load(state, checkpoint_id=theirs)
-        set_state_dict(loop.model, loop.optimizer, model_state_dict=model, optim_state_dict=optimizer)
+    def restart() -> None:
+        opened.append(checkpointer())
+        opened[0].restore()
+        assert opened[0].stats.restored_from == "disk"
 
-    def timed(into: dict[str, list[float]], name: str, call: Callable[[], object]) -> None:
-        into.setdefault(name, []).append(together(call))
-        note()
-
-    ckpt = checkpointer()
-    ckpt.save(1).wait("disk", timeout=PATIENCE)  # memory is there, and what is alike was compared
-    for step in range(2, 2 + options.rounds):
-        timed(found.save, "zerostall", lambda step=step: ckpt.save(step).wait("disk", timeout=PATIENCE))
-        if rank == 0:
-            shutil.rmtree(theirs, ignore_errors=True)
-        timed(found.save, "dcp", lambda: theirs_saved(theirs))
-    timed(found.load, "zerostall, from memory", ckpt.restore)
-    ckpt.close()
+    saves = {
+        "zerostall": save,
+        "dcp": lambda: theirs.save("dcp"),
+        "dcp, a thread a core": theirs.save_on_threads,
+        "dcp with zerostall's Writer": theirs.save_in_ours,
+    }
+    loads = {
+        "zerostall, agent and all": restart,
+        "dcp": theirs.load_own,
+        "dcp with zerostall's Reader": theirs.load_from_ours,
+    }
+    opened.append(checkpointer())
+    for number in range(options.rounds + 1):
+        for name in _turned(saves, number):
+            if first:
+                theirs.forget()
+            took = together(saves[name])
+            if number:  # whoever comes the first time has things to make and to compare
+                found.save.setdefault(name, []).append(took)
+                note()
+    if first:
+        theirs.forget()
+    together(saves["dcp"])
     for _ in range(options.rounds):
-        kill_agent()
-        ckpt = checkpointer()
-        forget_cached(Path(options.folder))
-        timed(found.load, "zerostall", ckpt.restore)
-        assert ckpt.stats.restored_from == "disk"
-        ckpt.close()
-        forget_cached(Path(options.folder))
-        timed(found.load, "dcp", theirs_loaded)
+        found.load.setdefault("zerostall, from memory", []).append(together(opened[0].restore))
+    opened.pop().close()
+    for number in range(options.rounds):
+        for name in _turned(loads, number):
+            kill_agent()
+            forget_cached(folder)
+            found.load.setdefault(name, []).append(together(loads[name]))
+            while opened:
+                opened.pop().close()
+            note()
+
+
+def _turned(names: dict[str, Callable[[], None]], number: int) -> list[str]:
+    """Another begins each time."""
+    every = list(names)
+    return every[number % len(every) :] + every[: number % len(every)]
