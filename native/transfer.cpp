@@ -8,7 +8,8 @@ namespace zs {
 namespace {
 
 std::string obstacle(const std::byte* image, const Checks& checks) {
-  if (reinterpret_cast<uintptr_t>(image) % File::kAlign != 0) return "the image is not page aligned";
+  if (checks.nbytes() < Checks::kBlock && reinterpret_cast<uintptr_t>(image) % File::kAlign != 0)
+    return "the image is not page aligned";
   if (checks.chunk_bytes() % File::kAlign != 0) return "chunks are no multiple of a page";
   return "";
 }

@@ -86,7 +86,10 @@ def new_bytes(nbytes: int, device: torch.device, offset: int = 0) -> torch.Tenso
     """
     if device.type != "cpu" or nbytes < 2 * _HUGE:
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
-    memory = mmap.mmap(-1, nbytes + _HUGE + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, nbytes + _HUGE + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:  # a process has only so many mappings (vm.max_map_count); malloc needs fewer
+        return torch.empty(nbytes, dtype=torch.uint8)
     begin = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % _HUGE
     within = offset % _PAGE
     huge = (within + nbytes + _HUGE // 2) // _HUGE * _HUGE  # the last one where it is at least half full
