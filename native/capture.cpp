@@ -25,7 +25,7 @@ std::shared_ptr<Capture> Capture::begin(const Pool& pool, std::shared_ptr<const 
   for (Training& training : trainings) {
     Drain drain = drain_of(*plan, sources, image, *at_once, std::move(training), ahead, peer);
     drain.lane->sampling = sampling;
-    if (!drain.lane->parts.empty()) drains.push_back(std::move(drain));
+    if (drain.lane->coming != 0) drains.push_back(std::move(drain));
   }
   std::shared_ptr<Capture> capture(new Capture(pool, std::move(plan), std::move(sources), image,
                                                std::move(at_once), std::move(drains), peer));
@@ -55,7 +55,7 @@ namespace {
 template <class Drains>
 uint64_t parts_of(const Drains& drains) {
   uint64_t parts = 0;
-  for (const auto& drain : drains) parts += drain.lane->parts.size();
+  for (const auto& drain : drains) parts += drain.lane->coming;
   return parts;
 }
 }  // namespace
@@ -74,8 +74,8 @@ Capture::Capture(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sour
   if (drains_.empty()) return;
   missing_ = std::make_unique<std::atomic<uint32_t>[]>(plan_->chunks());
   for (const Drain& drain : drains_)
-    for (const Lane::Part& part : drain.lane->parts) {
-      std::atomic<uint32_t>& missing = missing_[part.name];
+    for (const Route::Part& part : drain.route->parts) {
+      std::atomic<uint32_t>& missing = missing_[part.chunk];
       missing.store(std::max(missing.load(), 1u) + 1);  // the host's, and one for each lane
     }
 }

@@ -126,10 +126,13 @@ class Capture final : public Job, private Landing {
     std::shared_ptr<Lane> lane;
     std::vector<cuda::Copy> at_once;
     cuda::Way at_once_way;
+    CUdeviceptr base;  // of the image there
+    std::shared_ptr<const Route> route;
     struct Run {
       uint32_t piece;
       uint64_t begin;
     };
+    // These two are there with the lane's copies, once it is filled.
     std::vector<Run> runs;       // of the lane's copies
     std::vector<size_t> firsts;  // by part, as the lane was at first: its first copy
   };
@@ -141,6 +144,7 @@ class Capture final : public Job, private Landing {
   void landed(std::span<const uint64_t> chunks) noexcept override;
   void dropped(uint64_t chunks, std::exception_ptr why) noexcept override;
   void start_lanes();
+  void fill(Drain& drain) const;
   void copy_at_once();
   bool copied(size_t piece) const { return at_once_->marks[piece] != AtOnce::kNot; }
   bool on_lane(uint64_t chunk) const {
@@ -167,7 +171,7 @@ class Capture final : public Job, private Landing {
   std::byte* const image_;
   const CUdeviceptr peer_;  // 0: what lies on devices goes into the image, too
   std::vector<uint32_t> checksums_;
-  const std::vector<Drain> drains_;
+  std::vector<Drain> drains_;
   std::unique_ptr<std::atomic<uint32_t>[]>
       missing_;  // by chunk: parts not brought yet; 0 where no lane has any
   mutable std::mutex aside_mutex_;

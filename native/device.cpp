@@ -66,7 +66,9 @@ Device::Device(int ordinal)
     ZS_CUDA(cuStreamCreateWithPriority, &at_once_, CU_STREAM_NON_BLOCKING, greatest);
     for (CUevent* event : {&begun_, &joined_, &safe_, &frozen_})
       ZS_CUDA(cuEventCreate, event, CU_EVENT_DISABLE_TIMING);
-    for (CUevent* event : {&saved_, &guarded_at_}) ZS_CUDA(cuEventCreate, event, CU_EVENT_DEFAULT);
+    for (Times& times : times_)
+      for (CUevent* event : {&times.saved, &times.guarded, &times.moved, &times.passed})
+        ZS_CUDA(cuEventCreate, event, CU_EVENT_DEFAULT);
     void* counter = nullptr;
     ZS_CUDA(cuMemHostAlloc, &counter, sizeof(uint64_t), CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_PORTABLE);
     counter_ = static_cast<uint64_t*>(counter);
@@ -90,7 +92,10 @@ Device::~Device() {
 
 void Device::destroy() noexcept {
   const cuda::Driver& d = cuda::driver();
-  for (CUevent event : {begun_, joined_, safe_, frozen_, saved_, guarded_at_})
+  for (const Times& times : times_)
+    idle_events_.insert(idle_events_.end(), {times.saved, times.guarded, times.moved, times.passed});
+  idle_events_.insert(idle_events_.end(), {begun_, joined_, safe_, frozen_});
+  for (CUevent event : idle_events_)
     if (event != nullptr) d.cuEventDestroy(event);
   if (copies_ != nullptr) d.cuStreamDestroy(copies_);
   if (at_once_ != nullptr) d.cuStreamDestroy(at_once_);
@@ -153,30 +158,56 @@ void Device::begin(const std::shared_ptr<Lane>& lane, CUstream training, std::sp
   if (stop_) throw Error(Kind::usage, "the device is closed");
   refuse_capturing(training);
   copy_within_order(training, at_once_way, at_once, at_once_way == cuda::Way::within || lane->pinned);
-  // The copy stream sees memory as all work given to `training` so far will leave it.
-  if (ordered_) order(training, copies_, begun_);
-  // What looks at the sources has an order of its own: it is to find out where that of the copies is wrong.
-  if (lane->sampling.every != 0 && probes_) order(training, probes_->stream(), begun_);
-  if (lane->ahead == kForecast) {
-    look_back();
-    lane->forecast = true;
-    lane->ahead = forecast(*lane);
-    ZS_CUDA(cuEventRecord, saved_, training);
-    both_times_ = false;
-  }
+  mark_order(*lane, training);
   lane->keep = std::move(keep);
   lane->begun = moved_ = Clock::now();
   lanes_.push_back(lane);
   wake_.notify_one();
 }
 
-// From parts that came one after another.
+// The copy stream sees memory as all work given to `training` so far will leave it: what is recorded here it
+// waits for later. With mutex_ held.
+void Device::mark_order(Lane& lane, CUstream training) {
+  lane.forecast = lane.ahead == kForecast;
+  if (lane.forecast) {
+    now_ = 1 - now_;
+    times_[now_].all = false;
+    lane.times = now_;
+    lane.ordered = times_[now_].saved;
+  } else if (!idle_events_.empty()) {
+    lane.ordered = idle_events_.back();
+    idle_events_.pop_back();
+  } else {
+    ZS_CUDA(cuEventCreate, &lane.ordered, CU_EVENT_DISABLE_TIMING);
+  }
+  lane.pooled = !lane.forecast;
+  ZS_CUDA(cuEventRecord, lane.ordered, training);
+}
+
+// What begin() left to be done before anything of a lane is queued. With mutex_ held.
+void Device::prepare(Lane& lane) {
+  if (lane.ordered != nullptr) {
+    const CUevent event = std::exchange(lane.ordered, nullptr);
+    if (lane.pooled)
+      idle_events_.push_back(event);  // whoever waits for it has been told of the record of now
+    if (ordered_) ZS_CUDA(cuStreamWaitEvent, copies_, event, CU_EVENT_WAIT_DEFAULT);
+    // What looks at the sources has an order of its own: it is to find out where that of the copies is wrong.
+    if (lane.sampling.every != 0 && probes_)
+      ZS_CUDA(cuStreamWaitEvent, probes_->stream(), event, CU_EVENT_WAIT_DEFAULT);
+  }
+  if (lane.fill) {
+    lane.coming = 0;
+    std::exchange(lane.fill, nullptr)(lane);
+  }
+  if (lane.ahead == kForecast) {
+    look_back(1 - lane.times);
+    lane.ahead = forecast_.in_time(lane.way, lane.parts.size());
+  }
+}
+
 void Device::note_rate(const Lane& lane) {
-  constexpr size_t kEnough = 16;
-  if (lane.landed < kEnough) return;
   const double seconds = std::chrono::duration<double>(Clock::now() - lane.first_landing).count();
-  if (seconds > 0 && lane.landed > lane.first_landed)
-    rate_ = static_cast<double>(lane.landed - lane.first_landed) / seconds;
+  forecast_.landed(lane.way, lane.landed - lane.first_landed, seconds);
 }
 
 void Device::queue(Lane& lane, size_t parts) {
@@ -227,6 +258,9 @@ uint64_t Device::give_up(Lane& lane) {
   const uint64_t given_up = lane.pending() + lane.coming;
   lane.parts.resize(lane.queued);
   lane.coming = 0;
+  lane.fill = nullptr;
+  if (lane.ordered != nullptr && lane.pooled) idle_events_.push_back(lane.ordered);
+  lane.ordered = nullptr;
   return given_up;
 }
 
@@ -271,10 +305,11 @@ bool Device::turn(std::unique_lock<std::mutex>& lock) {
     landed.push_back(part.name);
     part.frozen = {};
   }
-  look_at_sources(*lane);
   bool moved = !landed.empty();
   if (moved) moved_ = Clock::now();
   try {
+    prepare(*lane);
+    look_at_sources(*lane);
     size_t most = std::max<uint64_t>(lane->ahead, lane->landed + kInFlight);
     most = std::min({most, lane->landed + kMostInFlight, lane->parts.size()});
     if (lane->held) most = std::min(most, lane->kept_from);
@@ -293,6 +328,7 @@ bool Device::turn(std::unique_lock<std::mutex>& lock) {
   const bool over = lane->over();
   if (over) {
     lane->seconds = std::chrono::duration<double>(Clock::now() - lane->begun).count();
+    if (lane->forecast) look_back(1 - lane->times);  // the device may not have come by at the beginning
     lanes_.pop_front();
   }
   if (!moved && !over) return false;

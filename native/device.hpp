@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cuda.hpp"
+#include "forecast.hpp"
 #include "lane.hpp"
 #include "probe.hpp"
 #include "vram.hpp"
@@ -65,7 +66,8 @@ class Device : public std::enable_shared_from_this<Device> {
   void refuse_capturing(CUstream stream) const;
 
   // Queues `at_once`, ordered like work of `training`, then lets the lane run after all work that `training`
-  // has been given so far. `keep` is the job behind lane->landing.
+  // has been given so far. `keep` is the job behind lane->landing. One event is recorded for that; the rest
+  // the copy thread does, or a guard that comes first.
   void begin(const std::shared_ptr<Lane>& lane, CUstream training, std::span<const cuda::Copy> at_once,
              cuda::Way at_once_way, std::shared_ptr<void> keep);
 
@@ -79,8 +81,11 @@ class Device : public std::enable_shared_from_this<Device> {
   // What was kept is in its place when `training` has done the work that it has been given so far.
   void release(Lane& lane, CUstream training);
 
+  // The lane's parts and copies are there after this, if it has not been dropped.
+  void fill(Lane& lane);
+
   // The copies from this one on belong to parts that a guard which comes now would find pending.
-  size_t pending_from(const Lane& lane);
+  size_t pending_from(Lane& lane);
 
   // The next of a lane's `coming` parts; nothing where the lane was dropped meanwhile.
   void extend(Lane& lane, uint64_t name, std::span<const cuda::Copy> copies);
@@ -95,12 +100,13 @@ class Device : public std::enable_shared_from_this<Device> {
   void queue(Lane& lane, size_t parts);           // the next pending ones
   void queue_up_to(Lane& lane, size_t end);
   void order(CUstream first, CUstream then, CUevent event) const;
+  void mark_order(Lane& lane, CUstream training);
+  void prepare(Lane& lane);
   uint64_t give_up(Lane& lane);
   void look_at_sources(Lane& lane);
   static size_t spare(Lane& lane, const Sparing& sparing);
   CUresult doubt();
-  void look_back();  // at how long the guard before left the copies to themselves
-  size_t forecast(const Lane& lane) const;
+  void look_back(size_t times);  // at how long that guard left the copies to themselves, and waited for them
   void note_rate(const Lane& lane);
   void copy_within_order(CUstream training, cuda::Way way, std::span<const cuda::Copy> copies, bool batch);
   void destroy() noexcept;
@@ -111,7 +117,15 @@ class Device : public std::enable_shared_from_this<Device> {
   std::shared_ptr<Probes> probes_;
   CUstream copies_ = nullptr;   // of the least priority
   CUstream at_once_ = nullptr;  // a batch cannot go to the stream that training mostly uses
-  CUevent saved_ = nullptr, guarded_at_ = nullptr;  // with times, on the training stream
+  // By the clock of the training stream: a save, its guard, and the guard's wait.
+  struct Times {
+    CUevent saved = nullptr, guarded = nullptr, moved = nullptr, passed = nullptr;
+    bool all = false;    // they are of one snapshot
+    bool moves = false;  // it moved chunks aside before it waited
+  };
+  Times times_[2];  // of the snapshot of now and the one before
+  size_t now_ = 0;
+  std::vector<CUevent> idle_events_;
   CUevent begun_ = nullptr, joined_ = nullptr, safe_ = nullptr, frozen_ = nullptr;
   uint64_t* counter_ = nullptr;  // pinned; written by the device
   CUdeviceptr counter_at_ = 0;
@@ -121,9 +135,7 @@ class Device : public std::enable_shared_from_this<Device> {
   std::deque<std::shared_ptr<Lane>> lanes_;
   uint64_t mark_ = 0;  // what the counter will show when all that was queued has landed
   bool stop_ = false;
-  bool both_times_ = false;  // saved_ and guarded_at_ are of one snapshot
-  double free_ = 0;          // seconds of the device from a save to the guard after; 0: not known
-  double rate_ = 0;          // parts that land in a second; 0: not known
+  Forecast forecast_;
   std::chrono::steady_clock::time_point moved_{};  // when something landed last
   std::thread* thread_ = nullptr;
   const pid_t owner_;

@@ -10,24 +10,19 @@ namespace zs {
 namespace {
 
 constexpr size_t kTogether = 64;  // parts of a guard's at most, by one call and with one mark
-constexpr size_t kMargin = 8;     // parts: waiting for one takes thirty times as long as moving it aside
 
 }  // namespace
 
-void Device::look_back() {
-  if (!both_times_) return;
-  float milliseconds = 0;
-  if (cuda::driver().cuEventElapsedTime(&milliseconds, saved_, guarded_at_) == CUDA_SUCCESS)
-    free_ = milliseconds / 1e3;
-}
-
-// The CPU comes to the guard long before the device does, so what is pending then says nothing. How much will
-// have landed is judged by the snapshot before; with none, the guard waits for all as if nothing could be
-// moved.
-size_t Device::forecast(const Lane& lane) const {
-  if (free_ == 0 || rate_ == 0) return lane.parts.size();
-  const auto landed = static_cast<size_t>(free_ * rate_);
-  return landed > kMargin ? landed - kMargin : 0;
+void Device::look_back(size_t number) {
+  Times& times = times_[number];
+  if (!times.all) return;
+  float free = 0, waited = 0;  // milliseconds
+  const cuda::Driver& d = cuda::driver();
+  if (d.cuEventElapsedTime(&free, times.saved, times.guarded) != CUDA_SUCCESS) return;
+  if (d.cuEventElapsedTime(&waited, times.moves ? times.moved : times.guarded, times.passed) != CUDA_SUCCESS)
+    return;
+  times.all = false;
+  forecast_.guarded(free / 1e3, waited / 1e3);
 }
 
 // All parts below `end`, by few calls; smaller and smaller ones, so that checksums are not late for the last.
@@ -74,7 +69,24 @@ void Device::release(Lane& lane, CUstream training) {
   if (error) lane.landing->dropped(dropped, error);
 }
 
-size_t Device::pending_from(const Lane& lane) {
+void Device::fill(Lane& lane) {
+  std::exception_ptr error;
+  uint64_t dropped = 0;
+  {
+    const cuda::Context::Current current(*context_);
+    const std::lock_guard lock(mutex_);
+    try {
+      prepare(lane);
+    } catch (const Error&) {
+      error = std::current_exception();
+      dropped = give_up(lane);
+    }
+  }
+  if (error) lane.landing->dropped(dropped, error);
+}
+
+size_t Device::pending_from(Lane& lane) {
+  fill(lane);
   const std::lock_guard lock(mutex_);
   const size_t part = std::max<size_t>(lane.queued, std::min<uint64_t>(lane.ahead, lane.parts.size()));
   return lane.released || part >= lane.parts.size() ? lane.copies.size() : lane.parts[part].first;
@@ -89,12 +101,13 @@ Redirection Device::protect(Lane& lane, CUstream training, uint64_t freeze_bytes
     const cuda::Context::Current current(*context_);
     const std::lock_guard lock(mutex_);
     if (lane.released || lane.over() || !guarded_) return result;
+    Times& times = times_[lane.times];
     refuse_capturing(training);
-    look_at_sources(lane);
     try {
+      prepare(lane);
+      look_at_sources(lane);
+      if (lane.forecast) ZS_CUDA(cuEventRecord, times.guarded, training);
       if (freeze_bytes != 0 || lane.forecast) {
-        ZS_CUDA(cuEventRecord, guarded_at_, training);
-        both_times_ = true;
         // Those that the copy thread has not come to yet but is expected to bring in time.
         queue_up_to(lane, std::min<uint64_t>(lane.ahead, lane.parts.size()));
       }
@@ -127,13 +140,17 @@ Redirection Device::protect(Lane& lane, CUstream training, uint64_t freeze_bytes
         }
         copy_within_order(training, cuda::Way::within, aside, true);
         order(training, copies_, frozen_);
+        if (lane.forecast) ZS_CUDA(cuEventRecord, times.moved, training);
       }
+      times.moves = end != spared;
     } catch (const Error&) {
       error = std::current_exception();
       dropped = give_up(lane);
       cuda::driver().cuEventRecord(safe_, copies_);
     }
     waits = cuda::driver().cuStreamWaitEvent(training, safe_, CU_EVENT_WAIT_DEFAULT);
+    if (lane.forecast && !error)
+      times.all = cuda::driver().cuEventRecord(times.passed, training) == CUDA_SUCCESS;
     lane.released = true;
     wake_.notify_one();
   }

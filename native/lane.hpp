@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -49,8 +50,14 @@ struct Lane {
   bool pinned;                  // the host side is
 
   bool forecast = false;  // a guard is to tell when it came
+  size_t times = 0;       // the device's, in which it tells
 
-  uint64_t coming = 0;  // parts that extend() will still bring
+  uint64_t coming = 0;  // parts that extend(), or `fill`, will still bring
+  // Opens `coming` parts, and all of them. Called once, with the device's mutex held, by whoever first needs
+  // them: mostly the copy thread, so that what is long to write down takes no time of `begin`.
+  std::function<void(Lane&)> fill;
+  CUevent ordered = nullptr;  // until the copy stream waits for it: what training had been given at `begin`
+  bool pooled = false;        // it goes back to the device's pool
   std::vector<cuda::Copy> copies;
   std::vector<Part> parts;
   size_t queued = 0, landed = 0;  // parts [0, landed) have landed, [landed, queued) are in flight

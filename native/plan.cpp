@@ -40,13 +40,12 @@ std::pair<size_t, size_t> Plan::pieces_in(uint64_t chunk) const {
   return in_chunk_[chunk];
 }
 
-std::shared_ptr<const Route> Plan::route(const std::shared_ptr<const std::vector<int16_t>>& places,
-                                         int16_t place) const {
+std::shared_ptr<const Route> Plan::route(const Arrays& arrays, int16_t place) const {
   const std::lock_guard lock(mutex_);
   for (const std::shared_ptr<const Route>& route : routes_)
-    if (route->places == places && route->place == place) return route;
+    if (route->is_of(arrays, place)) return route;
   std::erase_if(routes_, [place](const auto& route) { return route->place == place; });
-  return routes_.emplace_back(Route::make(*this, places, place));
+  return routes_.emplace_back(Route::make(*this, arrays, place));
 }
 
 std::shared_ptr<const AtOnce> Plan::at_once(const Arrays& arrays, const Pieces& pieces) const {

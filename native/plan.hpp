@@ -62,9 +62,8 @@ class Plan {
   // Throws Kind::usage where an array has not its piece's number of bytes. Those that were checked last are
   // told by their address.
   void check(const std::shared_ptr<const std::vector<Geometry>>& geometries) const;
-  // Kept for the next time it is asked for; `places` are told apart by their address.
-  std::shared_ptr<const Route> route(const std::shared_ptr<const std::vector<int16_t>>& places,
-                                     int16_t place) const;
+  // Kept for the next time it is asked for; arrays are told apart by where they say what and where they are.
+  std::shared_ptr<const Route> route(const Arrays& arrays, int16_t place) const;
   // Kept likewise, the one that was asked for last.
   std::shared_ptr<const AtOnce> at_once(const Arrays& arrays, const Pieces& pieces) const;
 

@@ -5,6 +5,8 @@
 #include <memory>
 #include <vector>
 
+#include "arrays.hpp"
+
 namespace zs {
 
 class Plan;
@@ -20,13 +22,16 @@ struct Route {
     size_t first, last;  // runs
   };
   std::shared_ptr<const std::vector<int16_t>> places;  // of the pieces
+  std::shared_ptr<const std::vector<Geometry>> geometries;
   int16_t place;
   std::vector<Run> runs;
   std::vector<Part> parts;  // of the chunks that have any
 
-  static std::shared_ptr<const Route> make(const Plan& plan,
-                                           const std::shared_ptr<const std::vector<int16_t>>& places,
-                                           int16_t place);
+  // Throws Kind::capability where an array there is strided: copy engines move what is contiguous.
+  static std::shared_ptr<const Route> make(const Plan& plan, const Arrays& arrays, int16_t place);
+  bool is_of(const Arrays& arrays, int16_t there) const {
+    return places == arrays.places && geometries == arrays.geometries && place == there;
+  }
 };
 
 }  // namespace zs

@@ -46,6 +46,7 @@ bool Capture::spare(uint64_t chunk, std::span<const uint8_t> marks) {
 Sparing Capture::sparing_of(const Drain& drain, std::span<const uint8_t> marks) const {
   Sparing sparing;
   if (marks.empty()) return sparing;
+  drain.training.device->fill(*drain.lane);
   std::vector<std::byte*> elsewhere(plan_->pieces());
   for (const Kept& kept : kept_) elsewhere[kept.piece] = kept.elsewhere;
   const size_t parts = drain.firsts.size();

@@ -292,11 +292,16 @@ void refused_and_broken() {
       CHECK(image.is(state.image(1)));
     }
   }
-  for (const char* function : {"cuEventRecord", "cuStreamWaitEvent"}) {
-    reset();
-    fail(function, 1, CUDA_ERROR_LAUNCH_FAILED);
-    CHECK(kind_of(begin) == zs::Kind::device);
-  }
+  reset();
+  fail("cuEventRecord", 1, CUDA_ERROR_LAUNCH_FAILED);
+  CHECK(kind_of(begin) == zs::Kind::device);
+  reset();
+  fail("cuStreamWaitEvent", 1, CUDA_ERROR_LAUNCH_FAILED);
+  CHECK(kind_of([&] {
+          const auto capture = begin();  // the copy thread sees to the order
+          CHECK(capture->wait_for(std::nullopt));
+          capture->rethrow();
+        }) == zs::Kind::device);
   reset();
   function<void(CUstream, int)>("fake_cuda_capturing")(trainings[0].stream, 1);
   CHECK(kind_of(begin) == zs::Kind::capability);

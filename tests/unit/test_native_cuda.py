@@ -199,6 +199,27 @@ def test_what_is_pending_is_judged_by_the_snapshot_before(fake: FakeCuda, pool: 
     pytest.fail("nothing was ever pending")
 
 
+@pytest.mark.parametrize("ahead", [2**64 - 1, None])
+def test_the_call_gives_the_device_one_event_and_the_copy_thread_does_the_rest(
+    fake: FakeCuda, pool: Pool, device: Device, ahead: int | None
+) -> None:
+    tensors, sources, plan = make(fake)
+    stream = fake.stream()
+    segment = room(plan, device)
+    for step in range(1, 4):
+        assert sources.refresh() == []
+        fill(fake, stream, tensors, step)
+        counted = ("cuEventRecord", "cuMemcpyBatchAsync", "cuMemcpyDtoDAsync", "cuMemAlloc", "cuLaunchKernel")
+        before = [fake.count(name) for name in (*counted, "cuStreamWaitEvent")]
+        capture = Capture(pool, plan, sources, segment.address, at_once=[], streams=[(device, stream)], ahead=ahead)
+        records = fake.count("cuEventRecord") - before[0]
+        assert capture.wait(60)
+        assert records == 1
+        after = [fake.count(name) - was for name, was in zip((*counted, "cuStreamWaitEvent"), before, strict=True)]
+        assert (after[0], after[2:5], after[5]) == (1, [0, 0, 0], 1)
+        assert bytes(segment.view(0, plan.nbytes)) == image_of(step)
+
+
 @pytest.mark.parametrize("safeguard", ["order", "guard"])
 def test_without_a_safeguard_the_bytes_are_wrong(
     fake: FakeCuda, pool: Pool, monkeypatch: pytest.MonkeyPatch, safeguard: str
