@@ -56,9 +56,9 @@ class Restored:
             self.pool,
             self.devices,
             self.plan,
-            self.tensors,
+            self.tensors,  # type: ignore[arg-type]
             range(len(SIZES)),
-            self.image,  # type: ignore[arg-type]
+            self.image,
         )
 
     def right(self) -> bool:

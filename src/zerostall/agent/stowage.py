@@ -37,6 +37,9 @@ PLACES = 2
 """One is captured into while the other is emptied."""
 LINGER_SECONDS = 60.0
 """A GPU's memory is not kept for longer for a trainer that is gone: one that takes its place may restore from there."""
+PATIENCE_SECONDS = 60.0
+"""How long the draining of an image may take, and LEAST_RATE more: restores wait for it."""
+LEAST_RATE = 0.5e9
 _MOST_FAILURES = 5
 _NAMED = 5
 
@@ -73,6 +76,7 @@ class Stowage:
         self._failures = 0
         self._retry_at = 0.0
         self._alone_since = 0.0
+        self._late_at = 0.0  # when the image that is drained now should long be in host memory
         self._tenant: Client | None = None
         self._last: Client | None = None
         self._newest: tuple[int, float] | None = None
@@ -272,6 +276,7 @@ class Stowage:
             runs=image.stowed.runs,
             samples=image.stowed.samples,
         )
+        self._late_at = time.monotonic() + PATIENCE_SECONDS + image.record.nbytes / LEAST_RATE
         self._vaults.drain(self._gpu, order, self)
 
     def _pop(self, order: int) -> _Consignment | None:
@@ -325,6 +330,10 @@ class Stowage:
             log.info("rank %d of %s: its locker goes, for %s", self._berth.rank, self._run.where, why)
             self._give_back(why)
             self._gpu = ""
+        if self._queue and now > self._late_at:
+            self._late_at = now + PATIENCE_SECONDS
+            step = self._queue[0].record.step
+            self._vaults.end(self._gpu, f"it has not drained step {step} in time, and was ended for that")
         if self._retry_at and now >= self._retry_at and self._berth.client is not None:
             self._ask()
 

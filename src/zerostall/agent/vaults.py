@@ -86,6 +86,11 @@ class Vaults:
         """How many places are being emptied, or wait for that. Any thread."""
         return sum(len(process.orders) for process in list(self._running.values()))
 
+    def end(self, gpu: str, reason: str) -> None:
+        """It does nothing any more: end it; `lost` follows."""
+        if process := self._running.get(gpu):
+            process.end(reason)
+
     def next_order(self) -> int:
         return next(self._orders)
 
@@ -161,6 +166,10 @@ class _Process:
     def close(self) -> None:
         self._channel.shut()
 
+    def end(self, reason: str) -> None:
+        self._reason = reason
+        self._process.kill()
+
     def join(self) -> None:
         self._thread.join(_END_SECONDS)
 
@@ -177,7 +186,7 @@ class _Process:
             self._process.kill()
             code = self._process.wait()
         self._channel.close()
-        if code < 0:
+        if code < 0 and not self._reason:
             why = f"process {self.pid} was ended by signal {-code}"
         self._post(lambda: self._ended(self, self._reason or why))
 
