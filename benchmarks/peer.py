@@ -233,6 +233,19 @@ def exact(saves: Saves) -> bool:
     return all(torch.equal(one, other) for one, other in zip(state(), expected, strict=True))
 
 
+def restored(saves: Saves, nbytes: int) -> dict[str, object]:
+    """How fast the newest image comes back, and from where."""
+    seconds = []
+    for _ in range(3):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        saves.ckpt.restore(saves.number)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    best = min(seconds)
+    return {"seconds": seconds, "bytes_per_second": nbytes / best, "tier": saves.ckpt.stats.restored_from}
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     options.add_argument("--out", required=True)
@@ -283,6 +296,7 @@ def main() -> None:
             facts = {"read": spread(found["read"]), "sealed": spread(found["sealed"]), "bytes_per_second": rate}
             facts |= {"percent_of_bare": 100 * rate / bare["one call"]} if kind == "peer" else {}
             facts["bit_exact"] = exact(saves)
+            facts["restored"] = restored(saves, nbytes)
             saves.ckpt.close()
             tell(f"alone_{kind}", facts)
         if not arguments.rates:
