@@ -19,7 +19,7 @@ from zerostall.wire.state import NodeView, RunView, State
 SECONDS = 60.0
 
 # Nodes are heard often. Only where a test loses one is silence short: a machine that is busy must lose none by itself.
-PATIENT = ("--interval", "0.1", "--suspect-after", "60", "--lost-after", "90")
+PATIENT = ("--interval", "0.1", "--suspect-after", "600", "--lost-after", "900")
 QUICK = ("--interval", "0.1", "--suspect-after", "0.6", "--lost-after", "1.5")
 
 Agents = Callable[[str], Path]

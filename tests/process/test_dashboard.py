@@ -131,7 +131,7 @@ def test_status_and_top_say_the_same(manager: Manager, agent_environment: dict[s
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         options = ["--manager", manager.url, "--token-file", str(manager.token_file)]
         command = [sys.executable, "-m", "zerostall.cli", arguments[0], *options, *arguments[1:]]
-        return subprocess.run(command, env=agent_environment, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, env=agent_environment, capture_output=True, text=True, timeout=110)
 
     status = call("status")
     assert status.returncode == 0, status.stderr
