@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from hand import RULES, HandTrainer, close_all
+from hand import LAYOUT, RULES, HandTrainer, close_all
 from zerostall import native
-from zerostall.errors import RunMismatchError
+from zerostall.core import layout as layouts
+from zerostall.core import manifest as manifests
+from zerostall.errors import RunMismatchError, ZerostallError
 from zerostall.tiers.disk import DiskTier
 from zerostall.wire import messages as m
 
@@ -52,6 +55,23 @@ def test_a_step_is_clean_when_all_have_sealed_it_and_goes_to_disk_as_one(join: J
     manifest = DiskTier(tmp_path / "run", native.Pool("look", 1)).manifest(1)
     assert manifest.world == 2 and manifest.created == one.created
     assert {copy.created for rank in (first, second) for copy in rank.ask(m.Find(id=4)).copies} == {one.created}
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_an_agent_tells_what_all_ranks_images_are_and_quotes_their_records(join: Join, tier: str) -> None:
+    ranks = join()
+    made = [rank.seal(1, seed=number, epoch=1, promise=True) for number, rank in enumerate(ranks)]
+    ranks[0].hear(m.Reached, tier=tier)
+    told = ranks[1].ask(m.Describe(id=7, step=1, tier=tier))
+    assert [layouts.decode(data).digest for data in told.layouts] == [LAYOUT.digest]
+    assert (told.layout_of, told.begins, told.created) == ((0, 0), ((), ()), made[0].created)
+    assert [manifests.decode_record(data).rank for data in told.records] == [0, 1]
+    quoted = ranks[1].ask(m.Quote(id=8, step=1, tier=tier, created=told.created, ranks=(1, 0)))
+    assert quoted.records == told.records[::-1]
+    for wrong in ({"created": told.created + 1}, {"ranks": (2,)}, {"step": 2}):
+        request = m.Quote(id=9, step=1, tier=tier, created=told.created, ranks=(1,))
+        with pytest.raises(ZerostallError):
+            ranks[0].ask(msgspec.structs.replace(request, **wrong))
 
 
 def test_what_one_rank_skips_or_tears_the_others_let_go_of(join: Join) -> None:

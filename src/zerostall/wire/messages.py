@@ -135,7 +135,7 @@ __all__ = [
     "rebuild_error",
 ]
 
-PROTOCOL = 3
+PROTOCOL = 4
 
 _Request = Hello | Lease | Adopt | Find | Describe | Quote | Fetch | Tidy | Status | Stop
 FromTrainer = _Request | Begin | Sealed | Discarded | Passed | Revoked | Plan | Promise | Release | Rent | NoUse

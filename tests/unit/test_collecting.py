@@ -1,0 +1,106 @@
+"""What a rank learns of all ranks' images before it reads one: a layout, where each rank's boxes begin, few records."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from images import CHUNK
+from zerostall.agent.step_images import LISTENED, StepImages
+from zerostall.core import layout as layouts
+from zerostall.core import manifest as manifests
+from zerostall.core import values
+from zerostall.core.boxes import Box
+from zerostall.core.candidates import Copy
+from zerostall.core.layout import Layout, Shard
+from zerostall.core.manifest import RankFacts, Record
+from zerostall.core.pieces import gathered
+from zerostall.core.reshard import reads
+from zerostall.errors import FormatError, SnapshotNotFoundError
+from zerostall.tiers.contract import RunTier, Stored
+from zerostall.trainer import collecting
+from zerostall.wire import messages as m
+
+WORLD = 40
+COPY = Copy(7, "disk")
+
+
+class Run:
+    """Files of a step in which every rank has two rows of a tensor, and which of the records were read."""
+
+    def __init__(self) -> None:
+        made = [layouts.build([Shard("m.w", "int8", (2, 3), (2 * WORLD, 3), (2 * rank, 0))]) for rank in range(WORLD)]
+        self.stored = [Stored(layout, _record(layout, rank)) for rank, layout in enumerate(made)]
+        self.opened: list[int] = []
+
+    def layout(self, facts: RankFacts) -> Layout:
+        return layouts.moved(self.stored[0].layout, facts.begins)
+
+    def open(self, step: int, rank: int) -> Stored:
+        self.opened.append(rank)
+        return self.stored[rank]
+
+
+class Agent:
+    """Answers as an agent would; a request that it refuses is raised."""
+
+    def __init__(self, run: Run) -> None:
+        facts = [manifests.facts(one.record, manifests.encode_record(one.record)) for one in run.stored]
+        self.images = StepImages(7, 1.5, facts, run=cast("RunTier", run))
+        self.asked: list[m.Message] = []
+
+    def ask(self, make: Any) -> tuple[m.Message, list[int]]:
+        request = make(1)
+        self.asked.append(request)
+        if isinstance(request, m.Quote):
+            return self.images.quoted(request), []
+        return self.images.described(1, 30), []
+
+
+def _record(layout: Layout, rank: int) -> Record:
+    sums = [rank] * (-(-layout.nbytes // CHUNK))
+    return Record.of(layout, sums, values.encode({"rank": rank}), run="r", step=7, rank=rank, world=WORLD, created=1.5)
+
+
+def test_records_are_read_of_a_few_ranks_and_then_of_those_whose_bytes_are_wanted() -> None:
+    run = Run()
+    agent = Agent(run)
+    source = cast("Any", SimpleNamespace(link=agent))
+    described = collecting._describe(source, COPY)
+    assert described.images.world == WORLD and len(described.images.kinds) == 1
+    assert set(described.images.records) == set(run.opened) == {*range(LISTENED), 30}
+    whole = gathered(described.images.kinds).wholes["m.w"]
+    found = [(read.piece.rank, read.source, read.target) for read in reads(whole, Box((69, 1), (4, 2)))]
+    assert found == [
+        (34, Box((1, 1), (1, 2)), Box((0, 0), (1, 2))),
+        (35, Box((0, 1), (2, 2)), Box((1, 0), (2, 2))),
+        (36, Box((0, 1), (1, 2)), Box((3, 0), (1, 2))),
+    ]
+    run.opened.clear()
+    records = collecting._records(source, COPY, described, [3, 30, 34, 35])
+    assert run.opened == [34, 35]
+    assert {rank: record.rank for rank, record in records.items()} == {rank: rank for rank in (3, 30, 34, 35)}
+    assert records[35] == run.stored[35].record
+    asked = len(agent.asked)
+    collecting._records(source, COPY, described, [3, 30])
+    assert len(agent.asked) == asked
+
+
+def test_a_step_that_was_replaced_meanwhile_is_not_mixed_with_the_one_that_was_described() -> None:
+    run = Run()
+    agent = Agent(run)
+    source = cast("Any", SimpleNamespace(link=agent))
+    described = collecting._describe(source, COPY)
+    object.__setattr__(agent.images, "created", 2.5)
+    with pytest.raises(SnapshotNotFoundError, match="another one by now"):
+        collecting._records(source, COPY, described, [34])
+    object.__setattr__(agent.images, "created", 1.5)
+    other = msgspec.structs.replace(run.stored[34].record, begins=(0,))
+    run.stored[34] = Stored(run.stored[34].layout, other)
+    with pytest.raises(FormatError, match="rank 34 is of another layout"):
+        collecting._records(source, COPY, described, [34])
+    with pytest.raises(FormatError, match="no such ranks"):
+        collecting._records(source, COPY, described, [WORLD])
