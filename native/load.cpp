@@ -165,15 +165,16 @@ void Load::work(uint64_t unit) {
   std::optional<cuda::Context::Current> current;
   if (order_.device) current.emplace(*order_.device->context());
   const uint64_t nbytes = stretch.end - stretch.begin;
-  std::byte* const right_there = within_target(stretch);
-  std::byte* const bytes = right_there != nullptr ? right_there : slot.host;
+  std::byte* const place = within_target(stretch);
+  const bool right_there = place != nullptr && reinterpret_cast<uintptr_t>(place) % File::kAlign == 0;
+  std::byte* const bytes = right_there ? place : slot.host;
   const bool there = order_.straight ? order_.straight->read(slot.device, nbytes, stretch.begin)
                                      : file_.read(bytes, nbytes, stretch.begin);
   if (!there)
     throw Error(Kind::corrupt, "the file ends before byte " + std::to_string(stretch.end) + " of " +
                                    std::to_string(order_.plan->nbytes()));
-  check_bytes(stretch, slot, bytes);
-  if (right_there == nullptr) deliver(stretch, slot);
+  if (checks_->checking()) check_bytes(stretch, slot, bytes, right_there ? nullptr : place);
+  if (!right_there && (place == nullptr || !checks_->checking())) deliver(stretch, slot);
   add_progress(nbytes);
 }
 
@@ -184,18 +185,17 @@ std::byte* Load::within_target(const Stretch& stretch) const {
   if (order_.targets.place(stretch.first) != Arrays::kHost || !geometry.contiguous() ||
       offset > stretch.begin || offset + geometry.nbytes < stretch.end)
     return nullptr;
-  std::byte* const place = order_.targets.data[stretch.first] + (stretch.begin - offset);
-  return reinterpret_cast<uintptr_t>(place) % File::kAlign == 0 ? place : nullptr;
+  return order_.targets.data[stretch.first] + (stretch.begin - offset);
 }
 
-void Load::check_bytes(const Stretch& stretch, const Slot& slot, const std::byte* bytes) {
-  if (!checks_->checking()) return;
+void Load::check_bytes(const Stretch& stretch, const Slot& slot, const std::byte* bytes, std::byte* to) {
   const uint64_t nbytes = stretch.end - stretch.begin;
   if (order_.straight) {  // a copy for the processor to look at; the other way on the bus has nothing to do
     ZS_CUDA(cuMemcpyDtoHAsync, slot.host, slot.device, nbytes, slot.stream);
     ZS_CUDA(cuStreamSynchronize, slot.stream);
   }
-  if (checks_->record(stretch.block, crc32c(bytes, nbytes)) == Checks::Verdict::bad)
+  const uint32_t checksum = to != nullptr ? crc32c_copy(to, bytes, nbytes) : crc32c(bytes, nbytes);
+  if (checks_->record(stretch.block, checksum) == Checks::Verdict::bad)
     throw Error(Kind::corrupt, "chunk " + std::to_string(stretch.begin / order_.plan->chunk_bytes()) +
                                    " of " + std::to_string(order_.plan->chunks()) + " fails its checksum");
 }

@@ -71,8 +71,9 @@ class Load final : public Job {
   static std::vector<Stretch> cut(const Order& order, const Checks& checks);
   void open(unsigned threads);
   void let_go() noexcept;
+  // Where all of it belongs, if that is one run of the host's memory.
   std::byte* within_target(const Stretch& stretch) const;
-  void check_bytes(const Stretch& stretch, const Slot& slot, const std::byte* bytes);
+  void check_bytes(const Stretch& stretch, const Slot& slot, const std::byte* bytes, std::byte* to);
   void deliver(const Stretch& stretch, const Slot& slot);
 
   const Order order_;
