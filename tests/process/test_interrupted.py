@@ -13,7 +13,8 @@ import torch
 
 import zerostall
 from training import change, saved, tensors, train_step, training
-from zerostall.errors import AgentError, CapabilityError, StepExistsError
+from zerostall.errors import AgentError, CapabilityError, StepExistsError, StorageError
+from zerostall.wire import rendezvous
 
 pytestmark = pytest.mark.usefixtures("own_agent")
 
@@ -160,10 +161,23 @@ def test_an_agent_that_can_never_start_is_not_waited_for(
         zerostall.Checkpointer(where, state=tensors(1))
 
 
+def test_an_agent_is_found_however_long_starting_it_takes(
+    where: Path, own_agent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "_AGAIN_SECONDS", 0.0)  # over when it was launched, as on a busy machine
+    with zerostall.Checkpointer(where, state=tensors(1)) as ckpt:
+        assert ckpt.restore() == 0
+
+
 def test_folders_that_are_none_are_refused(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in ("", "a\0b"):
         with pytest.raises(ValueError, match="is no folder"):
             zerostall.Checkpointer(wrong, state=tensors(1))
+    where.mkdir()
+    (where / "run.lock").symlink_to(where.parent / "elsewhere")
+    with pytest.raises(StorageError, match="symbolic links"):
+        zerostall.Checkpointer(where, state=tensors(1))
+    assert not (where.parent / "elsewhere").exists()
     monkeypatch.setenv("ZEROSTALL_RUNTIME_DIR", "/proc/none")
     with pytest.raises(CapabilityError, match="/proc/none cannot be made"):
         zerostall.Checkpointer(where, state=tensors(1))

@@ -111,15 +111,15 @@ def connect_or_start(folder: Path, *, timeout: float = START_SECONDS) -> Channel
         if channel is not None:
             return channel
         deadline = time.monotonic() + timeout
-        while (now := time.monotonic()) < deadline:
+        while time.monotonic() < deadline:
             # More than once: the one before may still be leaving, and an agent that finds another one ends at once.
             if _launch(folder) > 0:
                 raise AgentError(f"the agent does not start; the end of {log_path(folder)}:\n{_log_tail(folder)}")
-            while time.monotonic() < min(now + _AGAIN_SECONDS, deadline):
-                channel = connect(folder)
-                if channel is not None:
-                    return channel
+            again = min(time.monotonic() + _AGAIN_SECONDS, deadline)  # launching may itself take long
+            while (channel := connect(folder)) is None and time.monotonic() < again:
                 time.sleep(0.005)
+            if channel is not None:
+                return channel
     raise AgentError(
         f"the agent did not start within {timeout:.0f} s; the end of {log_path(folder)}:\n{_log_tail(folder)}",
         hint="run `zerostall agent start` and read what it says",
