@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from cluster import QUICK, SECONDS, Agents, Manager, refused
 from hand import HandTrainer, agent_pid, close_all, kill_agent, wait_until
 from zerostall.wire import cluster as w
-from zerostall.wire import token
+from zerostall.wire import rendezvous, token
 from zerostall.wire.manager_link import ManagerLink
 
 
@@ -164,10 +166,61 @@ def test_a_token_that_others_can_read_is_not_used(tmp_path: Path) -> None:
 
 
 def test_one_manager_a_state_folder(manager: Manager, agent_environment: dict[str, str]) -> None:
-    import subprocess
-    import sys
-
     command = [sys.executable, "-m", "zerostall.cli", "manager", "--port", "0"]
     command += ["--state", str(manager.folder / "state"), "--token-file", str(manager.token_file)]
     done = subprocess.run(command, env=agent_environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "another manager runs" in done.stderr and "Traceback" not in done.stderr
+
+
+_STRANGER = """
+import encodings.idna, os, socket, sys
+folder, agent, token, pid, peer, manager = sys.argv[1:]
+os.setgroups([])
+os.setresgid(65534, 65534, 65534)
+os.setresuid(65534, 65534, 65534)
+
+def refused(what, act):
+    try:
+        act()
+    except PermissionError:
+        return
+    raise SystemExit(f"{what} is open to another user")
+
+refused("the agent's socket", lambda: socket.socket(socket.AF_UNIX).connect(agent))
+refused("the runtime folder", lambda: os.listdir(folder))
+refused("the token", lambda: open(token))
+refused("the agent's memory", lambda: open(f"/proc/{pid}/mem", "rb"))
+refused("the agent's segments", lambda: os.listdir(f"/proc/{pid}/fd"))
+refused("the agent's environment", lambda: open(f"/proc/{pid}/environ").read())
+host, port = peer.rsplit(":", 1)
+with socket.create_connection((host, int(port)), 30) as sock:
+    sock.settimeout(30)
+    assert len(sock.recv(32, socket.MSG_WAITALL)) == 32
+    sock.sendall((40).to_bytes(4, "big") + bytes(40))
+    assert sock.recv(1) == b"", "the peer port answers anybody"
+with socket.create_connection(("127.0.0.1", int(manager)), 30) as sock:
+    sock.sendall(b"GET /v1/state HTTP/1.1\\r\\nHost: m\\r\\nConnection: close\\r\\n\\r\\n")
+    answer = b"".join(iter(lambda: sock.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 401") and b"n1" not in answer, answer
+print("nothing")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_another_user_of_the_node_gets_nothing(manager: Manager, agents: Agents, tmp_path: Path) -> None:
+    folder = agents("n1")
+    trainer = HandTrainer(folder, tmp_path / "run")
+    trainer.lease()
+    trainer.seal(1)
+    manager.until_clean(1)
+    link = manager.link()
+    link.post("join", w.Join(node="n2", instance="asks"), w.Joined)
+    peer = link.post("whereis", w.WhereIs(node="n2", run=trainer.welcome.run_id, rank=0), w.Located).copies[0].peer
+    link.close()
+    # Whoever it is can walk to the folders, so that it is their own rights that keep strangers out.
+    for above in (tmp_path, *tmp_path.parents[:2]):
+        above.chmod(0o755)
+    agent = [str(folder), str(rendezvous.socket_path(folder))]
+    words = [*agent, str(manager.token_file), str(agent_pid(folder)), peer.address, str(manager.port)]
+    done = subprocess.run([sys.executable, "-c", _STRANGER, *words], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "nothing\n", done.stderr

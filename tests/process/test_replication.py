@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -10,9 +11,13 @@ import pytest
 
 from cluster import QUICK, SECONDS, Agents, Manager
 from hand import HandTrainer, close_all, kill_agent, wait_until
-from zerostall import Checkpointer
+from zerostall import Checkpointer, native
+from zerostall.agent.pulling import pull
 from zerostall.errors import SnapshotNotFoundError
+from zerostall.wire import cluster as w
 from zerostall.wire import messages as m
+from zerostall.wire import peers as p
+from zerostall.wire import token
 
 
 def until_replicated(manager: Manager, step: int, ranks: int = 1) -> None:
@@ -189,3 +194,100 @@ def test_two_ranks_on_two_nodes_each_find_their_own(manager: Manager, agents: Ag
         again = HandTrainer(folders["n2"], where, rank=rank, world=2)
         assert (5, "replica", True) in again.copies()
         assert again.fetch(5, "replica") == made[rank].bytes
+
+
+def address_of(manager: Manager, asker: str, run: str, node: str, tier: str, step: int) -> str:
+    """Where other agents fetch that copy; "" while it is not known."""
+    link = manager.link()
+    try:
+        located = link.post("whereis", w.WhereIs(node=asker, run=run, rank=0), w.Located)
+    finally:
+        link.close()
+    found = [c for c in located.copies if (c.peer.node, c.tier, c.step) == (node, tier, step)]
+    return found[0].peer.address if found else ""
+
+
+def pulled(manager: Manager, address: str, run: str, step: int, nbytes: int) -> bytes:
+    """The image as another agent gets it from that one."""
+    target = native.Segment("target", -(-nbytes // 4096) * 4096)
+    request = p.Pull(run, 0, step)
+    secret = token.read(manager.token_file)
+    pull(address, "test", secret, request, lambda layout, record: target.view, stopping=lambda _: False)
+    return bytes(target.view(0, nbytes))
+
+
+def test_a_damaged_replica_is_made_again_from_a_good_copy(manager: Manager, agents: Agents, tmp_path: Path) -> None:
+    where = tmp_path / "run"
+    folders = joined(manager, agents, "n1", "n2")
+    trainer = HandTrainer(folders["n1"], where)
+    trainer.lease()
+    made = trainer.seal(5)
+    until_replicated(manager, 5)
+    run = trainer.welcome.run_id
+    address = address_of(manager, "n1", run, "n2", "replica", 5)
+    assert pulled(manager, address, run, 5, len(made.bytes)) == made.bytes
+
+    trainer.leave()  # so that the folder is free for one that looks at the replica from n2
+    looker = HandTrainer(folders["n2"], where)
+    assert (5, "replica", True) in looker.copies()
+    fetched, fds = looker.ask_for_memory(m.Fetch(id=5, step=5, tier="replica"))
+    os.pwrite(fds[0], bytes([made.bytes[-1] ^ 1]), fetched.offset + len(made.bytes) - 1)
+    looker.channel.send(m.Release())
+    for fd in fds:
+        os.close(fd)
+    looker.leave()
+
+    with pytest.raises(SnapshotNotFoundError, match="of its copy is damaged"):
+        pulled(manager, address, run, 5, len(made.bytes))
+
+    def good_again() -> bool:
+        try:
+            return pulled(manager, address, run, 5, len(made.bytes)) == made.bytes
+        except SnapshotNotFoundError:
+            return False
+
+    wait_until(good_again, SECONDS)
+    assert "step 5 of rank 0 in memory is damaged" in (folders["n2"] / "agent.log").read_text()
+
+
+@pytest.mark.parametrize("manager", [QUICK], indirect=True, ids=["quick"])
+def test_a_spare_node_gets_the_step_to_go_back_to_into_its_memory(
+    manager: Manager, agents: Agents, tmp_path: Path
+) -> None:
+    """The one that keeps the replica trains something else; the spare one fetches it before anybody asks."""
+    where = tmp_path / "run"
+    folders = joined(manager, agents, "n1", "n2")
+    other = HandTrainer(folders["n2"], tmp_path / "other run")
+    other.lease()
+    other.seal(1)
+    trainer = HandTrainer(folders["n1"], where)
+    trainer.lease()
+    made = trainer.seal(5)
+    run = trainer.welcome.run_id
+    wait_until(lambda: address_of(manager, "n1", run, "n2", "replica", 5) != "", SECONDS)
+    trainer.leave()
+    kill_agent(folders["n1"])
+    manager.until_health("n1", "lost")
+    folders |= joined(manager, agents, "n3")
+    wait_until(lambda: address_of(manager, "n2", run, "n3", "replica", 5) != "", SECONDS)
+    only_in_memory(where)
+    kill_agent(folders["n2"])
+    again = HandTrainer(folders["n3"], where)
+    assert 5 in {step for step, tier, _ in again.copies() if tier == "replica"}
+    assert again.fetch(5, "replica") == made.bytes
+
+
+def test_another_nodes_disk_is_a_tier_too(manager: Manager, agents: Agents, tmp_path: Path) -> None:
+    """What is no longer in any memory is given from the disk of the node that has it."""
+    where = tmp_path / "run"
+    folders = joined(manager, agents, "n1", "n2")
+    trainer = HandTrainer(folders["n1"], where)
+    trainer.lease()
+    made = trainer.seal(4, promise=True)
+    run = trainer.welcome.run_id
+    wait_until(lambda: address_of(manager, "n2", run, "n1", "disk", 4) != "", SECONDS)
+    for step in (5, 6, 7):
+        trainer.seal(step)
+    wait_until(lambda: 4 not in {step for step, tier, _ in trainer.copies() if tier == "host"}, SECONDS)
+    address = address_of(manager, "n2", run, "n1", "disk", 4)
+    assert pulled(manager, address, run, 4, len(made.bytes)) == made.bytes

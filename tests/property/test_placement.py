@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerostall.core.placement import SLACK, ImageId, Load, Placement, Site, place
-from zerostall.core.topology import Place, apart
+from zerostall.core.prefetch import distance
+from zerostall.core.topology import Place, apart, hops
 
 UNBOUNDED = 1 << 60
 
@@ -145,3 +146,31 @@ def test_labels() -> None:
             assert "write rack=NAME" in str(error)
         else:
             raise AssertionError(wrong)
+
+
+def test_hops_of_a_fat_tree() -> None:
+    here = Place(rack="r1", leaf="l1", pod="p1")
+    assert hops(here, Place(rack="r2", leaf="l1", pod="p1")) == 2
+    assert hops(here, Place(rack="r1", leaf="l2", pod="p1")) == 4
+    assert hops(here, Place(rack="r1", leaf="l2", pod="p2")) == 6
+    assert hops(here, Place()) == 4 and hops(Place(), Place()) == 4  # nobody said: neither near nor far
+
+
+def test_the_nearest_copy_is_one_in_memory_then_by_hops() -> None:
+    nodes = {
+        "here": Place("r1", "l1", "p1"),
+        "leaf": Place("r2", "l1", "p1"),
+        "pod": Place("r3", "l2", "p1"),
+        "core": Place("r4", "l3", "p2"),
+    }
+    nearest_first = [
+        ("here", "host"),
+        ("here", "disk"),
+        ("leaf", "replica"),
+        ("pod", "host"),
+        ("core", "replica"),
+        ("leaf", "disk"),
+        ("core", "disk"),
+        ("pod", "remote"),
+    ]
+    assert sorted(set(nearest_first), key=lambda copy: distance("here", copy, nodes)) == nearest_first

@@ -25,7 +25,7 @@ from zerostall.core import manifest as manifests
 from zerostall.core.candidates import Past
 from zerostall.core.layout import CHUNK
 from zerostall.core.placement import ImageId
-from zerostall.errors import CorruptError, SnapshotNotFoundError
+from zerostall.errors import SnapshotNotFoundError
 from zerostall.wire import peers as p
 
 SECRET = "a secret of sixteen or more"
@@ -38,6 +38,8 @@ class OneImage:
     def __init__(self, made: HandMade) -> None:
         self.made = made
         self.held = 0
+        self.found_damaged: list[int] = []
+        self.view = made.memory.view
 
     @contextlib.contextmanager
     def given(self, image: ImageId, step: int, created: float) -> Iterator[Given]:
@@ -46,9 +48,12 @@ class OneImage:
             raise SnapshotNotFoundError(f"no step {step} here")
         self.held += 1
         try:
-            yield Given(LAYOUT, record, "attempt", self.made.memory.view)
+            yield Given(LAYOUT, record, "attempt", self.view)
         finally:
             self.held -= 1
+
+    def damaged(self, image: ImageId, record: object, chunk: int) -> None:
+        self.found_damaged.append(chunk)
 
 
 @pytest.fixture(scope="module")
@@ -237,15 +242,69 @@ def test_one_that_breaks_each_time_is_given_up(home: Home, transports: tuple[Tra
     cutter.close()
 
 
-def test_damage_on_the_way_or_at_the_source_is_found(transports: tuple[Transport, Transport]) -> None:
+def test_damage_at_the_source_is_found_and_said_there(transports: tuple[Transport, Transport]) -> None:
     damaged = HandMade(LAYOUT, 7)
     damaged.memory.view(CHUNK + 100, 1)[0] ^= 1
     home = Home(damaged, transports[0])
     try:
-        with pytest.raises(CorruptError, match="chunk 1 came damaged"):
+        with pytest.raises(SnapshotNotFoundError, match="chunk 1 of its copy is damaged"):
             fetch(home.door.address, Target(), transports[1])
+        assert home.images.found_damaged == [1]
     finally:
         home.door.close()
+
+
+def test_damage_on_the_way_is_made_up_for(home: Home, made: HandMade, transports: tuple[Transport, Transport]) -> None:
+    damaged_once: list[int] = []
+
+    def view(offset: int, nbytes: int) -> memoryview:
+        if offset != CHUNK or damaged_once:
+            return made.memory.view(offset, nbytes)
+        damaged_once.append(offset)
+        wrong = bytearray(made.memory.view(offset, nbytes))
+        wrong[100] ^= 1
+        return memoryview(wrong)
+
+    home.images.view = view
+    target = Target()
+    fetch(home.door.address, target, transports[1])
+    assert bytes(target.segment.view(0, LAYOUT.nbytes)) == made.bytes
+    assert home.images.found_damaged == [] and target.rooms == 1
+
+
+def test_what_was_listened_to_opens_nothing(home: Home) -> None:
+    """A proof is worth nothing on another connection: the server's nonce is another one."""
+    with socket.create_connection(p.split(home.door.address), 30) as listened:
+        theirs = listened.recv(p.NONCE, socket.MSG_WAITALL)
+        hail = p.Hail("n2", bytes(32), p._proof(SECRET, p._CLIENT, theirs, bytes(32)))
+        frame = msgspec.msgpack.encode(hail)
+        listened.sendall(len(frame).to_bytes(4, "big") + frame)
+        listened.settimeout(30)
+        assert listened.recv(1) != b""  # it is let in
+        with socket.create_connection(p.split(home.door.address), 30) as again:
+            again.settimeout(30)
+            assert again.recv(p.NONCE, socket.MSG_WAITALL) != theirs
+            again.sendall(len(frame).to_bytes(4, "big") + frame)
+            assert again.recv(1) == b""
+
+
+@pytest.mark.parametrize("frame", [b"\xff\xff\xff\xff", (p.MOST_FRAME + 1).to_bytes(4, "big"), b"\0\0\0\2\xc1\xc1"])
+def test_who_is_let_in_and_says_nonsense_is_sent_away(home: Home, made: HandMade, frame: bytes) -> None:
+    channel = p.connect(home.door.address, "n2", SECRET)
+    channel.send_bytes(frame)
+    with pytest.raises(p.PeerError):
+        channel.receive()
+    channel.close()
+    fetch(home.door.address, Target())  # and others are served
+
+
+@pytest.mark.parametrize("run", ["../../../etc/passwd", "/etc/passwd", "", "\0", RUN + "/.."])
+def test_a_name_is_no_path(home: Home, run: str) -> None:
+    channel = p.connect(home.door.address, "n2", SECRET)
+    channel.send(p.Pull(run, 0, 7))
+    assert isinstance(channel.receive(), p.Absent)
+    channel.close()
+    assert home.pace.sent == 0
 
 
 def test_one_that_knows_only_tcp_is_given_to_by_tcp(

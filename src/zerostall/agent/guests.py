@@ -129,6 +129,12 @@ class Guests:
         if guest is not None and guest.attempts.get(step) == attempt:
             guest.berth.forget_step(step)
 
+    def drop(self, image: ImageId, past: Past) -> None:
+        """The image here is damaged."""
+        guest = self._guests.get(image)
+        if guest is not None:
+            guest.berth.forget({past})
+
     def ranks_of(self, run: str) -> list[ImageId]:
         return [image for image in self._guests if image.run == run]
 

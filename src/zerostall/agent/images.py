@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from zerostall import native
 from zerostall.agent.holdings import attempt_at, attempt_stored
 from zerostall.agent.loop_call import Post, on_loop
+from zerostall.core.candidates import Past
 from zerostall.errors import SnapshotNotFoundError
+from zerostall.telemetry import log
 from zerostall.tiers.host import stride_of
 
 if TYPE_CHECKING:
@@ -59,6 +61,14 @@ class Images:
             return
         with self._from_disk(found, image, step, created) as given:
             yield given
+
+    def damaged(self, image: ImageId, record: Record, chunk: int) -> None:
+        """A copy given here is not what its record says. A guest's is dropped: its home offers it again.
+
+        What trains here keeps its memory as it is; the disk refuses such an image, and others are not given it.
+        """
+        log.warning("step %d of rank %d in memory is damaged, chunk %d", record.step, image.rank, chunk)
+        self._post(lambda: self._guests.drop(image, Past(record.step, record.created)))
 
     def _hold(self, image: ImageId, step: int, created: float) -> tuple[Given, Callable[[], None]] | DiskTier:
         """On the loop: hold the image in memory; where it is not there, the run's folder."""

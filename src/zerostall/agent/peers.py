@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zerostall import native
 from zerostall.agent.transport import PlainTcp
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
@@ -21,7 +22,7 @@ from zerostall.wire.messages import plain
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zerostall.agent.images import Images
+    from zerostall.agent.images import Given, Images
     from zerostall.agent.transport import Transport
 
 MOST_CONNECTIONS = 64
@@ -172,6 +173,9 @@ class PeerDoor:
                     raise SnapshotNotFoundError("no images are given here")
                 image = ImageId(request.run, request.rank)
                 given = stack.enter_context(self._images.given(image, request.step, request.created))
+                if request.doubted and (chunk := _damaged(given, request.start)) is not None:
+                    self._images.damaged(image, given.record, chunk)
+                    raise SnapshotNotFoundError(f"chunk {chunk} of its copy is damaged")
             except (ZerostallError, OSError) as error:
                 channel.send(p.Absent(plain(str(error.args[0] if error.args else error))))
                 return
@@ -185,6 +189,16 @@ class PeerDoor:
                 self._pace.pass_by(nbytes)
                 outlet.send_bytes(given.view(start, nbytes))
             outlet.finish()
+
+
+def _damaged(given: Given, chunk: int) -> int | None:
+    """The chunk, where it is not what the record says."""
+    record = given.record
+    if not 0 <= chunk < len(record.checksums):
+        return None
+    start = chunk * record.chunk_bytes
+    found = native.crc32c(given.view(start, min(record.chunk_bytes, record.nbytes - start)))
+    return chunk if found != record.checksums[chunk] else None
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -53,21 +53,21 @@ def pull(
     """Fetch an image into the memory that `room` gives (a view for an offset and a length); whole when this returns.
 
     Raises:
-        SnapshotNotFoundError: the other side does not have it, or no longer.
+        SnapshotNotFoundError: the other side does not have it, or no longer, or found that its copy is damaged.
         CorruptError: a chunk failed its checksum each time.
         PeerError: the other side could not be reached for `tries` tries in a row, or `stopping` said so.
     """
     transport = transport or PlainTcp()
     so_far: Pulled | None = None
     view: Callable[[int, int], memoryview] | None = None
-    failures = 0
+    failures, doubted = 0, False
     while True:
         came = so_far.chunks if so_far else 0
         try:
             channel = p.connect(address, node, secret)
             try:
                 asked = transport.asks(address)
-                channel.send(msgspec.structs.replace(request, start=came, transport=asked))
+                channel.send(msgspec.structs.replace(request, start=came, transport=asked, doubted=doubted))
                 answer = channel.receive()
                 if isinstance(answer, p.Absent):
                     raise SnapshotNotFoundError(f"{address}: {answer.reason}")
@@ -85,6 +85,7 @@ def pull(
             finally:
                 channel.close()
         except (p.PeerError, CorruptError) as error:
+            doubted = isinstance(error, CorruptError)
             failures = 1 if so_far and so_far.chunks > came else failures + 1
             if failures >= tries:
                 raise

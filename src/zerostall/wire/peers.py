@@ -52,7 +52,8 @@ class Proof(PeerMessage, frozen=True):
 class Pull(PeerMessage, frozen=True):
     """Send the image of a rank, from chunk `start` on; `created` 0.0 takes whichever of that step is there.
 
-    `transport` names the one by which the bytes may come, where it is not this connection.
+    `transport` names the one by which the bytes may come, where it is not this connection. `doubted`: the chunk at
+    `start` came damaged; it is to be looked at before anything is given.
     """
 
     run: str
@@ -61,6 +62,7 @@ class Pull(PeerMessage, frozen=True):
     created: float = 0.0
     start: int = 0
     transport: str = ""
+    doubted: bool = False
 
 
 class Coming(PeerMessage, frozen=True):
