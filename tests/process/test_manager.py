@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,11 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster import QUICK, SECONDS, Agents, Manager, refused
+from cluster import PATIENT, QUICK, SECONDS, Agents, Manager, member_environment, refused, use
 from hand import HandTrainer, agent_pid, close_all, kill_agent, wait_until
+from zerostall.errors import ManagerError
 from zerostall.wire import cluster as w
 from zerostall.wire import rendezvous, token
 from zerostall.wire.manager_link import ManagerLink
+from zerostall.wire.state import State
 
 
 @pytest.mark.parametrize("manager", [QUICK], indirect=True, ids=["quick"])
@@ -224,3 +227,31 @@ def test_another_user_of_the_node_gets_nothing(manager: Manager, agents: Agents,
     words = [*agent, str(manager.token_file), str(agent_pid(folder)), peer.address, str(manager.port)]
     done = subprocess.run([sys.executable, "-c", _STRANGER, *words], capture_output=True, text=True, timeout=60)
     assert done.stdout == "nothing\n", done.stderr
+
+
+@pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="the command openssl is missing: no certificate can be made"
+)
+def test_with_a_certificate_everything_goes_by_tls(
+    agent_environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, key, certificate = tmp_path / "manager", tmp_path / "manager/key.pem", tmp_path / "manager/certificate.pem"
+    folder.mkdir()
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    make += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(make, check=True, capture_output=True)
+    manager = Manager(folder, agent_environment, *PATIENT, "--certificate", str(certificate), "--key", str(key))
+    try:
+        assert manager.url.startswith("https://")
+        monkeypatch.setenv("ZEROSTALL_MANAGER_CA", str(certificate))
+        runtime = use(member_environment(agent_environment, manager, "n1", tmp_path / "n1"), monkeypatch)
+        HandTrainer(runtime, tmp_path / "run")
+        manager.until_health("n1", "alive")
+        trusting_others = ManagerLink(manager.url, token.read(manager.token_file), timeout=30.0)
+        with pytest.raises(ManagerError):
+            trusting_others.get("state", State)
+        trusting_others.close()
+        close_all()
+        kill_agent(runtime)
+    finally:
+        manager.close()
