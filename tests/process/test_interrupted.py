@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,10 @@ def test_a_message_that_was_interrupted_is_not_sent_twice(where: Path, monkeypat
         monkeypatch.setattr(channel, "flush", interrupted)
         with pytest.raises(KeyboardInterrupt):
             ckpt.restore()
+        deadline = time.monotonic() + 60
+        while ckpt._link._channel is channel:
+            assert time.monotonic() < deadline, "no other conversation was begun"
+            time.sleep(0.01)
         change(state["w"])
         ckpt.save(2).wait()
         change(state["w"])
