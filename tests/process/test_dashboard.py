@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Manager
+from cluster import SECONDS, Manager
+from hand import wait_until
 from zerostall.manager.page import page
 from zerostall.wire import cluster as w
 from zerostall.wire import token
@@ -44,7 +45,12 @@ def populate(manager: Manager) -> None:
         report = w.Report(node=name, epoch=epoch, sequence=1, version=1, held=(run,), host_bytes=GIB, counters=counters)
         link.post("report", report, w.Answer)
     link.close()
-    manager.until_clean(20)
+    wait_until(lambda: _standings(manager) == {10: "clean", 20: "clean", 30: "dirty"}, SECONDS)
+
+
+def _standings(manager: Manager) -> dict[int, str]:
+    run = manager.run()
+    return {} if run is None else {snapshot.step: snapshot.standing for snapshot in run.snapshots}
 
 
 def browse(manager: Manager, *options: str, secret: str = "") -> tuple[str, str]:
