@@ -213,12 +213,6 @@ NB_MODULE(_native, m) {
       },
       "address"_a, "nbytes"_a, nb::kw_only(), "width"_a, "mask"_a, "value"_a, nogil(),
       "Whether some element of `width` bytes there has the bits `value` under `mask`.");
-  m.def(
-      "same_memory",
-      [](uint64_t address, nb::bytes data) {
-        return std::memcmp(zs::python::pointer<const void>(address), data.data(), data.size()) == 0;
-      },
-      "address"_a, "data"_a, "Whether memory still holds these bytes.");
   zs::python::bind_memory(m);
   zs::python::bind_tensors(m);
   zs::python::bind_jobs(m);

@@ -91,7 +91,8 @@ void bind_copies(nb::module_& m) {
           "and "
           "only the rest into `image`.")
       .def(
-          "start", [](const Capture& c) { c.get().start(); }, "Let the pool's threads begin.")
+          "start", [](const Capture& c) { c.get().start_soon(); },
+          "Let the pool's threads begin, a moment later: none is woken within this call.")
       .def(
           "protect",
           [](const Capture& c, uint64_t freeze_bytes, const Streams& streams,

@@ -1,4 +1,5 @@
 #include "bindings.hpp"
+#include "block.hpp"
 #include "tensors.hpp"
 #include "watch.hpp"
 
@@ -40,6 +41,17 @@ void bind_tensors(nb::module_& m) {
            "Is every key, value and element the very object it was? A plain number, string or None may have "
            "become "
            "another of its type.");
+
+  nb::class_<zs::Block>(m, "Block", "What lay in some memory, to tell whether it still does. Keeps nothing alive.")
+      .def(
+          "__init__",
+          [](zs::Block* self, uint64_t address, std::optional<uint64_t> nbytes) {
+            const auto* const at = pointer<const std::byte>(address);
+            new (self) zs::Block(nbytes ? zs::Block(at, *nbytes) : zs::Block::of_heap(at));
+          },
+          "address"_a, "nbytes"_a.none() = nb::none(), "Without `nbytes` all of a block that the heap has given.")
+      .def("__len__", &zs::Block::size)
+      .def("same", &zs::Block::same);
 
   nb::class_<zs::Tensors>(m, "Tensors",
                           "Tensors or numpy arrays, in the order of a plan's pieces; keeps them alive.")

@@ -64,7 +64,7 @@ class Capture final : public Job, private Landing {
   // At the end 1 is added to the eventfd `announce`, if given. `image` has plan->nbytes() bytes; it and the
   // arrays must live until the job is done. `trainings`: one for each device that has sources, which must be
   // contiguous there. `ahead`: chunks that a guard waits for, however few of them have landed; kForecast:
-  // those that should land by then. `held`: what is left for the host's threads waits for start(), so that
+  // those that should land by then. `held`: what is left for the host's threads waits for start_soon(), so that
   // none of them competes with what the caller has still to do. `sampling`: of each device's chunks, those of
   // which it looks at the sources itself, in the order of its training stream. `peer`: memory of another
   // device, of the image's size. What lies on devices goes there, each byte to its place in the image, and
@@ -74,7 +74,7 @@ class Capture final : public Job, private Landing {
                                         std::vector<Training> trainings = {}, uint64_t ahead = UINT64_MAX,
                                         bool held = false, Sampling sampling = {}, CUdeviceptr peer = 0);
   ~Capture() override;
-  using Job::start;
+  using Job::start_soon;
 
   // Returns when no source in host memory will be read any more, and none on a device by anything that its
   // training stream does not wait for. Pending chunks are moved out of the way while `freeze_bytes` last

@@ -22,6 +22,11 @@ void Job::start() {
   workers_->add(shared_from_this());
 }
 
+void Job::start_soon() {
+  if (empty_) return complete();
+  workers_->add_soon(shared_from_this());
+}
+
 std::optional<uint64_t> Job::claim() noexcept {
   // Looking first keeps the counter from running away while idle threads ask again and again.
   if (next_.load(std::memory_order_relaxed) >= units_) return std::nullopt;

@@ -52,6 +52,7 @@ class Job : public std::enable_shared_from_this<Job> {
     announced_ = eventfd;
   }  // 1 is added to it at the end; before start
   void start();  // hands the job to the workers; the last statement of whoever builds one
+  void start_soon();  // without waking any of them now
   std::optional<uint64_t> claim() noexcept;
   uint64_t unclaimed() const noexcept;
   void run(uint64_t unit) noexcept;  // a claimed one

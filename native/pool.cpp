@@ -3,13 +3,30 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include "error.hpp"
 
 namespace zs {
+
+namespace {
+
+// Longer than what is left of `save` then.
+constexpr std::chrono::microseconds kSoon{100};
+
+}  // namespace
+
+Workers::Workers() : bell_(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC)) {
+  if (bell_ < 0) throw system_error(Kind::capacity, "cannot make a timer for a pool of threads", errno);
+}
+
+Workers::~Workers() {
+  ::close(bell_);
+}
 
 void Workers::insert(std::shared_ptr<Job> job) {
   if (std::find(jobs_.begin(), jobs_.end(), job) != jobs_.end()) return;
@@ -17,25 +34,75 @@ void Workers::insert(std::shared_ptr<Job> job) {
   jobs_.insert(std::find_if(jobs_.begin(), jobs_.end(), younger), std::move(job));
 }
 
+void Workers::enter(std::shared_ptr<Job> job) {
+  if (shut_) throw Error(Kind::usage, "the pool is closed");
+  if (job->sequence == 0) job->sequence = ++sequence_;
+  insert(std::move(job));
+}
+
 void Workers::add(std::shared_ptr<Job> job) {
+  Whom whom;
   {
     const std::lock_guard lock(mutex_);
-    if (shut_) throw Error(Kind::usage, "the pool is closed");
-    if (job->sequence == 0) job->sequence = ++sequence_;
-    insert(std::move(job));
-    if (idle_ == 0) return;
+    enter(std::move(job));
+    whom = idle();
   }
-  work_.notify_one();  // the one that wakes wakes the next: cheaper for the caller than waking all
+  wake(whom);  // the one that wakes wakes the next: cheaper for the caller than waking all
+}
+
+void Workers::add_soon(std::shared_ptr<Job> job) {
+  Whom whom = Whom::nobody;
+  {
+    const std::lock_guard lock(mutex_);
+    enter(std::move(job));
+    if (!listened_) whom = idle();
+  }
+  if (whom == Whom::nobody)
+    ring_in(kSoon);  // where nobody hears it, all are at work, and look for more before they rest
+  else
+    wake(whom);
 }
 
 void Workers::add_first(std::shared_ptr<Job> job) {
+  Whom whom;
   {
     const std::lock_guard lock(mutex_);
     if (shut_) throw Error(Kind::usage, "the pool is closed");
     jobs_.push_front(std::move(job));
-    if (idle_ == 0) return;
+    whom = idle();
   }
-  work_.notify_one();
+  wake(whom);
+}
+
+Workers::Whom Workers::idle() const {
+  if (idle_ > static_cast<size_t>(listened_)) return Whom::waiter;
+  return listened_ ? Whom::listener : Whom::nobody;
+}
+
+void Workers::wake(Whom whom) {
+  if (whom == Whom::waiter) work_.notify_one();
+  if (whom == Whom::listener) ring_in(std::chrono::nanoseconds(1));
+}
+
+void Workers::ring_in(std::chrono::nanoseconds time) {
+  itimerspec once{};
+  once.it_value.tv_nsec = static_cast<long>(time.count());
+  ::timerfd_settime(bell_, 0, &once, nullptr);
+}
+
+void Workers::rest(std::unique_lock<std::mutex>& lock) {
+  ++idle_;
+  if (listened_) {
+    work_.wait(lock);
+  } else {
+    listened_ = true;
+    lock.unlock();
+    uint64_t rung = 0;
+    [[maybe_unused]] const ssize_t heard = ::read(bell_, &rung, sizeof rung);
+    lock.lock();
+    listened_ = false;
+  }
+  --idle_;
 }
 
 std::shared_ptr<Job> Workers::next() {
@@ -54,14 +121,12 @@ void Workers::serve() {
     std::shared_ptr<Job> job = next();
     if (!job) {
       if (shut_) return;
-      ++idle_;
-      work_.wait(lock);
-      --idle_;
+      rest(lock);
       continue;
     }
-    const bool wake = idle_ != 0;
+    const Whom whom = idle();
     lock.unlock();
-    if (wake) work_.notify_one();
+    wake(whom);
     while (job->run_one()) {
     }
     job.reset();
@@ -81,6 +146,7 @@ void Workers::shut() {
   for (const std::shared_ptr<Job>& job : left)
     if (job->has_work()) job->fail(error);
   work_.notify_all();
+  ring_in(std::chrono::nanoseconds(1));
 }
 
 Pool::Pool(const std::string& name, unsigned threads, bool awaited) : count_(threads), owner_(::getpid()) {

@@ -2,6 +2,7 @@
 #pragma once
 #include <sys/types.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <list>
@@ -16,23 +17,43 @@
 namespace zs {
 
 // What the threads and the jobs share. It outlives the Pool for as long as one of them holds it.
+//
+// Whoever wakes a thread may lose its own core to it, at once and for a whole slice of the scheduler's (3 ms),
+// whatever their policies. So the training thread wakes nobody while `save` runs: it sets a bell, a timer for
+// which one of the idle workers listens; the others wait to be woken by one of their own.
 class Workers {
  public:
+  Workers();
+  Workers(const Workers&) = delete;
+  Workers& operator=(const Workers&) = delete;
+  ~Workers();
   void add(std::shared_ptr<Job> job);  // also again, when a job has got more work; throws when closed
+  void add_soon(std::shared_ptr<Job> job);  // likewise; it is begun a moment later
   void add_first(
       std::shared_ptr<Job> job);  // before all others: somebody waits for it on the training thread
   void serve();                   // the life of a worker
   void shut();                    // no more jobs; those that wait fail, units in flight end
 
  private:
-  void insert(std::shared_ptr<Job> job);
-  std::shared_ptr<Job> next();  // with mutex_ held
+  enum class Whom : uint8_t { nobody, waiter, listener };
 
+  // With mutex_ held.
+  void enter(std::shared_ptr<Job> job);
+  void insert(std::shared_ptr<Job> job);
+  std::shared_ptr<Job> next();
+  void rest(std::unique_lock<std::mutex>& lock);
+  Whom idle() const;
+
+  void wake(Whom whom);
+  void ring_in(std::chrono::nanoseconds time);
+
+  const int bell_;  // a timerfd
   std::mutex mutex_;
   std::condition_variable work_;
   std::list<std::shared_ptr<Job>> jobs_;  // by age
   uint64_t sequence_ = 0;
-  size_t idle_ = 0;
+  size_t idle_ = 0;        // the listener too
+  bool listened_ = false;  // somebody hears the bell
   bool shut_ = false;
 };
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from zerostall import native
+from zerostall.trainer.state.parts import rng
 from zerostall.trainer.state.parts.rng import GeneratorStates
 
 
@@ -24,6 +26,7 @@ def test_what_is_read_is_what_the_generators_say() -> None:
     first = check()
     assert GeneratorStates.read().python is first.python
     assert GeneratorStates.read().numpy is first.numpy
+    assert GeneratorStates.read().torch is first.torch
     for use in (
         random.random,
         lambda: random.gauss(0, 1),  # leaves a second number in stock
@@ -36,7 +39,11 @@ def test_what_is_read_is_what_the_generators_say() -> None:
         lambda: np.random.seed(7),
         lambda: np.random.set_state(first.numpy),  # pyright: ignore[reportArgumentType]
         lambda: torch.rand(1),
+        lambda: torch.randn(1, dtype=torch.float64),
+        lambda: torch.randn(1, dtype=torch.float64),
+        lambda: torch.nn.functional.dropout(torch.ones(2)),
         lambda: torch.manual_seed(3),
+        lambda: torch.set_rng_state(first.torch),
     ):
         before = check()
         use()
@@ -59,6 +66,41 @@ def test_numpy_may_be_given_another_generator() -> None:
         assert repr(GeneratorStates.read().numpy) == repr(np.random.get_state(legacy=False))
     finally:
         np.random.set_bit_generator(old)
+
+
+class Deaf(native.Block):
+    """A block in which no change is ever seen."""
+
+    def same(self) -> bool:
+        return True
+
+
+class Restless(native.Block):
+    """One that is never seen to lie still."""
+
+    def same(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [(Deaf, "does not tell each change"), (Restless, "does not lie still")], ids=["deaf", "restless"]
+)
+def test_a_block_that_tells_nothing_is_not_trusted_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, kind: type[native.Block], why: str
+) -> None:
+    assert rng.block_tells()
+    said: list[str] = []
+    monkeypatch.setattr(rng.native, "Block", kind)
+    monkeypatch.setattr(rng, "say_once", lambda key, text, *values: said.append(text % values))
+    torch_ = rng._Torch()
+    torch_.read()
+    assert said == [f"torch's CPU generator is read in full at each save, 10 us: its memory {why}"]
+    assert torch.equal(torch_.state, torch.get_rng_state())
+    assert not torch_.block.same()
+    torch.rand(1)
+    torch_.read()
+    assert torch.equal(torch_.state, torch.get_rng_state())
+    assert len(said) == 1
 
 
 @pytest.fixture(autouse=True)

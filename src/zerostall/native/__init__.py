@@ -7,6 +7,7 @@ kept alive by theirs. Everything releases the GIL while it works.
 
 from zerostall._native import (
     CRC_HARDWARE,
+    Block,
     Capture,
     Comparison,
     CuFileFacts,
@@ -40,12 +41,12 @@ from zerostall._native import (
     crc32c_memory,
     cufile_open,
     link_between,
-    same_memory,
     visible_devices,
 )
 
 __all__ = [
     "CRC_HARDWARE",
+    "Block",
     "Capture",
     "Comparison",
     "CuFileFacts",
@@ -79,6 +80,5 @@ __all__ = [
     "crc32c_memory",
     "cufile_open",
     "link_between",
-    "same_memory",
     "visible_devices",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
 import struct
 import sys
@@ -13,6 +12,7 @@ import torch
 
 from zerostall import native
 from zerostall.errors import FormatError
+from zerostall.telemetry import say_once
 from zerostall.trainer.state.refs import SmallTensor
 
 if TYPE_CHECKING:
@@ -24,79 +24,133 @@ _WORDS = 624
 _TWISTER_BYTES = 4 * _WORDS + 4  # a Mersenne twister in memory: its words and its position
 
 
-class _NumpyCache:
-    """The state of numpy's global generator, read in full only when it has been used.
+class _Never:
+    """Stands where nothing tells that something is still the same."""
 
-    Reading it in full takes 10 to 20 us and fills the caches, comparing its memory much less. The memory does not hold
-    the normal number that a generator may have in stock, so an answer is kept only while there was none: making one
-    moves the generator on.
+    def same(self) -> bool:
+        return False
+
+
+_NEVER = _Never()
+
+
+def _if_still(block: native.Block) -> native.Block | _Never:
+    """A block from before a state was read tells of it: unless another thread has drawn in between."""
+    return block if block.same() else _NEVER
+
+
+class _Python:
+    """The generator of `random`: its state as it was read last, and what tells that it is still that.
+
+    Reading takes 10 to 20 us and fills the caches, comparing memory much less. The normal number that the generator may
+    have in stock is an attribute, which is watched with those of the module: whose method is called.
     """
-
-    def __init__(self) -> None:
-        self._current: Callable[[], object] | None = None
-        self._generator: object = None
-        self._address = 0
-        self._memory = b""
-        self._state: object = None
-
-    def state(self) -> object:
-        if self._current is None:
-            if "numpy" not in sys.modules:
-                return None
-            self._current = cast("Callable[[], object]", sys.modules["numpy"].random.get_bit_generator)
-        generator = self._current()
-        if generator is self._generator and native.same_memory(self._address, self._memory):
-            return self._state
-        return self._read(generator)
-
-    def _read(self, generator: object) -> object:
-        state = sys.modules["numpy"].random.get_state(legacy=False)
-        self._generator = None
-        if type(generator).__name__ == "MT19937" and not state["has_gauss"]:
-            self._generator, self._state = generator, state
-            self._address = cast("numpy.random.MT19937", generator).ctypes.state_address
-            self._memory = ctypes.string_at(self._address, _TWISTER_BYTES)
-        return state
-
-
-class _PythonCache:
-    """That of python's, likewise. Its normal number in stock is an attribute, which is watched."""
 
     _place = object.__basicsize__
     # The class below random.Random is the twister in C; it keeps nothing else between an object's head and its end.
     _fits = 0 <= random.Random.__mro__[1].__basicsize__ - object.__basicsize__ - _TWISTER_BYTES < 8
 
     def __init__(self) -> None:
-        self._watch: native.Watch | None = None
-        self._address = 0
-        self._memory = b""
-        self._state: tuple[object, ...] = ()
+        self.block: native.Block | _Never = _NEVER
+        self.watch: native.Watch | _Never = _NEVER
+        self.state: tuple[object, ...] = ()
 
-    def state(self) -> tuple[object, ...]:
-        if self._watch is not None and self._watch.same() and native.same_memory(self._address, self._memory):
-            return self._state
-        return self._read()
-
-    def _read(self) -> tuple[object, ...]:
-        state = random.getstate()
+    def read(self) -> None:
         generator = cast("object", getattr(random.getstate, "__self__", None))
-        self._watch = None
-        if self._fits and type(generator) is random.Random and state[2] is None:
-            self._state = state
-            self._address = id(generator) + self._place
-            self._memory = ctypes.string_at(self._address, _TWISTER_BYTES)
-            # Whose method is called, and what it has in stock.
-            self._watch = native.Watch([random.__dict__, generator.__dict__])
-        return state
+        self.watch = _NEVER
+        if not self._fits or type(generator) is not random.Random:
+            self.state = random.getstate()
+            return
+        block = native.Block(id(generator) + self._place, _TWISTER_BYTES)
+        watch = native.Watch([random.__dict__, generator.__dict__])
+        self.state = random.getstate()
+        if self.state[2] is None:
+            self.block, self.watch = _if_still(block), watch
 
 
-_numpy, _python = _NumpyCache(), _PythonCache()
-_torch_state = torch.default_generator.get_state
+class _Numpy:
+    """That of `numpy.random`, likewise; None while numpy is not imported.
+
+    The memory does not hold the normal number that it may have in stock, so that an answer is kept only while there was
+    none: making one moves the generator on.
+    """
+
+    def __init__(self) -> None:
+        self.block: native.Block | _Never = _NEVER
+        self.generator: object = None
+        self.current: Callable[[], object] = lambda: None
+        self.state: object = None
+
+    def read(self) -> None:
+        if "numpy" not in sys.modules:
+            return
+        random = sys.modules["numpy"].random
+        self.current = random.get_bit_generator
+        self.generator, self.block = self.current(), _NEVER
+        if type(self.generator).__name__ != "MT19937":
+            self.state = random.get_state(legacy=False)
+            return
+        block = native.Block(cast("numpy.random.MT19937", self.generator).ctypes.state_address, _TWISTER_BYTES)
+        self.state = random.get_state(legacy=False)
+        if not self.state["has_gauss"]:
+            self.block = _if_still(block)
 
 
-def _cuda_states() -> list[torch.Tensor]:
-    # Asked only once CUDA is up: its set-up is not for a save to start.
-    return [one.get_state() for one in torch.cuda.default_generators] if torch.cuda.is_initialized() else []
+class _Torch:
+    """torch's CPU generator: a block of its own on the heap, if that is seen to tell each change."""
+
+    def __init__(self) -> None:
+        self.block: native.Block | _Never = _NEVER
+        self.state = torch.empty(0)
+        self._tells: bool | None = None
+
+    def read(self) -> None:
+        if self._tells is None:
+            self._tells = block_tells()
+        if not self._tells:
+            self.state = torch.default_generator.get_state()
+            return
+        block = _block_of(torch.default_generator)
+        self.state = torch.default_generator.get_state()
+        self.block = _if_still(block)
+
+
+def _block_of(generator: torch.Generator) -> native.Block:
+    return native.Block(cast("int", generator._cdata))  # type: ignore[attr-defined]
+
+
+def block_tells() -> bool:
+    """Find out whether the block of a generator tells each change that there is, and is silent where there is none."""
+    generator = torch.Generator()
+    first = generator.get_state()
+    changes: tuple[Callable[[], object], ...] = (
+        lambda: torch.rand(1, generator=generator),
+        lambda: torch.randn(1, generator=generator),
+        lambda: torch.randn(1, dtype=torch.float64, generator=generator),  # leaves a second number in stock
+        lambda: torch.randn(1, dtype=torch.float64, generator=generator),
+        lambda: torch.randperm(5, generator=generator),
+        lambda: torch.rand(1000, generator=generator),
+        lambda: generator.manual_seed(7),
+        lambda: generator.set_state(first),
+    )
+    reason = ""
+    try:
+        for change in changes:
+            block, before = _block_of(generator), generator.get_state()
+            if not block.same() or len(block) < _TWISTER_BYTES:
+                reason = "its memory does not lie still"
+            change()
+            if block.same() or torch.equal(generator.get_state(), before):
+                reason = "its memory does not tell each change"
+    except (AttributeError, TypeError, ValueError) as error:
+        reason = str(error)
+    if reason:
+        say_once("torch-generator", "torch's CPU generator is read in full at each save, 10 us: %s", reason)
+    return not reason
+
+
+_python, _numpy, _torch = _Python(), _Numpy(), _Torch()
+_CUDA = torch.backends.cuda.is_built()
 
 
 @dataclass(slots=True)  # not frozen: that would take longer to make
@@ -117,13 +171,16 @@ class GeneratorStates:
 
     @staticmethod
     def read() -> GeneratorStates:
-        """Read them all."""
-        return GeneratorStates(
-            _python.state(),
-            _numpy.state(),
-            _torch_state(),
-            _cuda_states(),
-        )
+        """Read those that were used since they were read last."""
+        if not _torch.block.same():
+            _torch.read()
+        if not (_python.block.same() and _python.watch.same()):
+            _python.read()
+        if not (_numpy.block.same() and _numpy.current() is _numpy.generator):
+            _numpy.read()
+        # Asked only once CUDA is up: its set-up is not for a save to start.
+        on_devices = torch.cuda.default_generators if _CUDA and torch.cuda.is_initialized() else ()
+        return GeneratorStates(_python.state, _numpy.state, _torch.state, [one.get_state() for one in on_devices])
 
     def tree(self) -> dict[str, object]:
         """Return them as a tree of values; may be called later than read()."""
