@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -42,8 +41,7 @@ _ALL = 2**64 - 1
 """Where a guard only waits, a device is given all chunks at once."""
 
 
-@dataclass(slots=True)  # not frozen: that would take longer to make than all its fields
-class Taken:
+class Taken(msgspec.Struct):
     """An image that is being captured; the values are of the same instant. Its threads begin at `capture.start()`."""
 
     slot: int
@@ -124,6 +122,7 @@ class Captures:
         self._lockers = lockers
         self._runs: tuple[tuple[int, int], ...] = ()
         self._alone = alone
+        self._on_devices = False
         self._no_agent_until = 0.0
         self._survey: Survey | None = None
         self._sources: native.Tensors | None = None
@@ -145,7 +144,9 @@ class Captures:
         survey = self._survey
         if survey is None or not self._state.fits(survey):
             survey = self._survey_anew()
-        self._have_memory(survey.layout)
+        memory = self._shelf.memory
+        if memory is None or memory.layout is not survey.layout or self._lockers.wanted:
+            self._have_memory(survey.layout)
         while (slot := self._take_slot(when_busy)) is not None:
             try:
                 self._settle()  # the image before has been captured; here its tears are looked for the last time
@@ -169,7 +170,7 @@ class Captures:
         straightened, policies, devices = self._straightened, self._policies, self.devices
         if sources.refresh() or (straightened.indexes and not straightened.fits()):
             raise _Changed
-        if policies.asked == "auto" and policies.judge(survey.layout.nbytes) and devices:
+        if policies.asked == "auto" and policies.judge(survey.layout.nbytes) and self._on_devices:
             devices.see(sources.devices, reserve=policies.reserve_bytes())
         values = self._state.values(survey)
         if straightened.indexes:
@@ -182,10 +183,10 @@ class Captures:
             memory.address(slot),
             at_once=self._at_once,
             announce=self._announce,
-            streams=devices.now() if devices else (),
+            streams=devices.now() if self._on_devices else (),
             ahead=None if policies.redirects else _ALL,
             held=True,
-            sampling=self._checks.next(),
+            sampling=self._checks.next() if self._on_devices else (0, 0),
             peer=0 if peer is None else peer.address,
         )
         taken = Taken(slot, survey.layout, capture, sources, values, devices, memory, self._finite, self._checks)
@@ -222,6 +223,7 @@ class Captures:
             )
         self._policies.see(self._sources.devices)
         self.devices.see(self._sources.devices, reserve=self._policies.reserve_bytes())
+        self._on_devices = bool(self.devices)
         self._checks.see(self.devices)
         if self.devices and self.pool.threads < (threads := config.copy_threads(device=True)):
             self.pool.close()
@@ -280,10 +282,14 @@ class Captures:
         self._await_slot("the agent's first grant")
 
     def _take_slot(self, when_busy: WhenBusy) -> int | None:
-        with self._condition:
+        condition = self._condition
+        condition.acquire()  # not `with`, which would call two functions of Python's
+        try:
             slot = self._shelf.take()
-            if slot is not None or when_busy == "skip":
-                return slot
+        finally:
+            condition.release()
+        if slot is not None or when_busy == "skip":
+            return slot
         self._settle()
         self._await_slot("a free slot: an older snapshot is still on its way to disk")
         with self._condition:

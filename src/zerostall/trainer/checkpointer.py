@@ -243,7 +243,8 @@ class Checkpointer:
             StateError: the state has come to hold something that could not be restored; names it.
             CapacityError: the agent's budget is too small for the state.
         """
-        self._require_open()
+        if self._closed or self._pid != os.getpid():
+            self._require_open()
         with self._turn:
             self._enter("save")
             try:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from zerostall.trainer.tears import Tears
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,9 +15,10 @@ if TYPE_CHECKING:
     from zerostall.core.roll import Save
     from zerostall.trainer.captures import Taken
     from zerostall.trainer.saving import Saving
+    from zerostall.trainer.tears import Tears
 
 
-class Wish(NamedTuple):
+class Wish(msgspec.Struct, frozen=True):
     """What the agent is to do with an image; see `Checkpointer.save`."""
 
     metric: float | None
@@ -27,7 +27,7 @@ class Wish(NamedTuple):
     aside: tuple[Past, ...]
 
 
-class Flight:
+class Flight(msgspec.Struct):
     """The guard (training thread) and the sealer (its own thread) both come to it, and look for tears.
 
     Attributes:
@@ -36,21 +36,20 @@ class Flight:
         wish: what the agent is told of it.
         begun: when `save` was called, by `time.perf_counter()`.
         thread: the one that saves.
+        tears: what is known of them.
         landed: whether the agent has been told how it ended; the sealer's.
+        held: memory that must stay while it is read.
     """
 
-    __slots__ = ("_held", "begun", "landed", "name", "saving", "taken", "tears", "thread", "wish")
-
-    def __init__(self, name: Save, taken: Taken, saving: Saving, wish: Wish, begun: float) -> None:
-        self.name = name
-        self.taken = taken
-        self.saving = saving
-        self.wish = wish
-        self.begun = begun
-        self.thread = threading.get_ident()
-        self.landed = False
-        self.tears = Tears(taken.changed, self.thread)
-        self._held: list[Memory] | None = None
+    name: Save
+    taken: Taken
+    saving: Saving
+    wish: Wish
+    begun: float
+    thread: int
+    tears: Tears
+    landed: bool = False
+    held: list[Memory] | None = None
 
     @property
     def step(self) -> int:
@@ -64,7 +63,7 @@ class Flight:
         Training thread.
         """
         start = time.perf_counter()
-        self._held = [memory for _, memory in (*left, *kept)]
+        self.held = [memory for _, memory in (*left, *kept)]
         self.taken.protect(
             freeze_bytes, [place for place, _ in left], [(place, memory.data_ptr()) for place, memory in kept]
         )

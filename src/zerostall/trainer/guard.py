@@ -33,6 +33,9 @@ class Guard:
     Before every step of the given optimizers, until `remove`, nothing is left to be read; an optimizer that flips asks
     for itself, and goes on sooner. So does, on any thread, what exchanges memory in place (`storages`). They hold only
     weak references, so that a forgotten checkpointer can be collected.
+
+    Attributes:
+        flight: the snapshot that is watched.
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class Guard:
         self._stats = stats
         self._sealer = sealer
         self._pid = os.getpid()
-        self._flight: Flight | None = None
+        self.flight: Flight | None = None
         self._flipping: list[Flipping] = []
         me = weakref.ref(self)
 
@@ -91,9 +94,9 @@ class Guard:
 
     def watch(self, flight: Flight) -> None:
         """From now on until the next guard this snapshot is being read."""
-        if self._flight is not None:
-            self._sealer.bury(self._flight)
-        self._flight = flight
+        if self.flight is not None:
+            self._sealer.bury(self.flight)
+        self.flight = flight
 
     def protect(self) -> None:
         """Nothing that `save` still has to read may change before this returns."""
@@ -101,19 +104,19 @@ class Guard:
 
     def look_back(self) -> None:
         """A snapshot that is captured is looked at for the last time: the next guard need not see it again."""
-        if self._flight is not None and self._flight.taken.capture.done():
+        if self.flight is not None and self.flight.taken.capture.done():
             self.protect()
 
     def busy(self) -> bool:
         """See `storages.Reader`."""
-        return self._flight is not None and self._pid == os.getpid()
+        return self.flight is not None and self._pid == os.getpid()
 
     def let_exchange(self, storage: torch.UntypedStorage) -> None:
         """See `storages.Reader`.
 
         On the thread that saves it is a guard. Any other has other streams, and leaves the guard to training.
         """
-        flight = self._flight
+        flight = self.flight
         if flight is None or not flight.taken.reads(storage):
             return
         if threading.get_ident() == flight.thread:
@@ -126,23 +129,23 @@ class Guard:
     def pending(self) -> Mapping[tuple[int, int], int] | None:
         """See `zerostall.core.reading.Reader`."""
         self.look_back()
-        if self._flight is None or self._pid != os.getpid():
+        if self.flight is None or self._pid != os.getpid():
             return None
         if self._policies.choice.policy != "flip":
             return {}
-        taken = self._flight.taken
+        taken = self.flight.taken
         addresses, entries = taken.sources.pointers, taken.layout.entries
         return {(addresses[index], entries[index].nbytes): index for index in taken.capture.pending}
 
     def claim(self, left: Sequence[Placed], kept: Sequence[Placed]) -> Claim:
         """See `zerostall.core.reading.Reader`."""
-        assert self._flight is not None
-        taken = self._flight.taken
+        assert self.flight is not None
+        taken = self.flight.taken
         self._let_go(left, kept)
         return _Claim(taken)
 
     def _let_go(self, left: Sequence[Placed], kept: Sequence[Placed]) -> None:
-        flight = self._flight
+        flight = self.flight
         if flight is None or self._pid != os.getpid():
             return  # in a forked child nothing is saved
         self._stats.record_free(time.perf_counter() - flight.begun)
@@ -151,7 +154,7 @@ class Guard:
         try:
             self._stats.record_guard(flight.protect(self._policies.freeze_bytes(spared), left, kept))
         finally:
-            self._flight = None  # only now: other threads that exchange memory look for it
+            self.flight = None  # only now: other threads that exchange memory look for it
         if late := flight.tears.take_late():
             self._sealer.revoke(flight, late)
         self._sealer.bury(flight)

@@ -28,6 +28,7 @@ class Ledger:
 
     Attributes:
         frontier: a step beyond it may be saved without asking; infinite where none may.
+        aside: steps to set aside before the next one is committed.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Ledger:
         self._known: list[int] = []  # rising; the newest ones, for a run may save millions
         self._unread: int | None = None
         self.frontier = -1.0
-        self._aside: tuple[Past, ...] = ()
+        self.aside: tuple[Past, ...] = ()
         self._savings: dict[int, Saving] = {}
         self._urged: dict[Saving, str] = {}
         self._failure: ZerostallError | None = None
@@ -60,19 +61,13 @@ class Ledger:
     def resume(self, step: int | None, seen: frozenset[Past]) -> None:
         """Training goes on from `step` (None: from nothing); newer ones of those seen are of a past it has left."""
         with self._condition:
-            self._aside = tuple(sorted(past for past in seen if step is not None and past.step > step))
-            self._known = sorted({past.step for past in seen.difference(self._aside)})
+            self.aside = tuple(sorted(past for past in seen if step is not None and past.step > step))
+            self._known = sorted({past.step for past in seen.difference(self.aside)})
             self._unread = None
             self._mark_frontier()
-        if self._aside:
-            left = sorted({past.step for past in self._aside})
+        if self.aside:
+            left = sorted({past.step for past in self.aside})
             log.warning("training goes on from step %s; the next save sets steps %s aside", step, left)
-
-    @property
-    def aside(self) -> tuple[Past, ...]:
-        """Steps to set aside before the next one is committed."""
-        with self._condition:
-            return self._aside
 
     def _mark_frontier(self) -> None:
         self.frontier = math.inf if self._unread is not None else self._known[-1] if self._known else -1
@@ -110,7 +105,9 @@ class Ledger:
     # ------------------------------------------------------------------------------------------ what is on its way
 
     def accept(self, saving: Saving) -> None:
-        with self._condition:
+        condition = self._condition
+        condition.acquire()  # as in `Captures`
+        try:
             step = saving.step
             if before := self._savings.get(step):
                 self._replaced(before, self._home)
@@ -122,6 +119,8 @@ class Ledger:
             else:
                 saving._replaces = self._knows(step)
             self._savings[step] = saving
+        finally:
+            condition.release()
 
     def newest(self) -> Saving | None:
         """The newest save that was accepted and not replaced."""
@@ -228,7 +227,7 @@ class Ledger:
             del self._urged[saving]
         if event.tier != self._home:
             return
-        self._aside = ()
+        self.aside = ()
         newest = max(self._savings, default=-1)
         for old in [s for s, saving in self._savings.items() if s < newest and self._home in saving._tiers]:
             del self._savings[old]

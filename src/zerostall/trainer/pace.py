@@ -26,6 +26,7 @@ class Pace:
     """Told of every step on the training thread; hears of others on the link's.
 
     Attributes:
+        leave: the step at which all have agreed to leave, if they have.
         missed: set when this rank has heard of a step too late: the others are saving it.
     """
 
@@ -40,7 +41,7 @@ class Pace:
         self._first: tuple[int, float] | None = None
         self._reach = 1
         self._due: int | None = None
-        self._leave: int | None = None
+        self.leave: int | None = None
 
     @property
     def epoch(self) -> int:
@@ -55,8 +56,11 @@ class Pace:
     def next(self, step: int) -> Save:
         """The name of the save that begins now."""
         latest = self._latest
-        self.reach(step)
-        self._latest = name = Save(latest.epoch, step, latest.turn + 1 if latest.step == step else 0)
+        if self._first is None:
+            self.reach(step)
+        name = Save(latest.epoch, step, latest.turn + 1 if latest.step == step else 0)
+        with self._lock:  # what is agreed now either sees this step or is seen by it
+            self._latest = name
         return name
 
     # ------------------------------------------------------------------------------------------ skipping together
@@ -85,24 +89,24 @@ class Pace:
         """The step to propose now: one that no rank will have passed when it hears of it."""
         with self._lock:
             if self._alone:
-                return self._step + 1
-            first, began = self._first or (self._step, self._clock())
-            each = (self._clock() - began) / max(1, self._step - first)
+                return self._at + 1
+            first, began = self._first or (self._at, self._clock())
+            each = (self._clock() - began) / max(1, self._at - first)
             news = _NEWS_SECONDS / each if each > 0 else _FARTHEST
-            return self._step + self._reach * (1 + min(_FARTHEST, math.ceil(news)))
+            return self._at + self._reach * (1 + min(_FARTHEST, math.ceil(news)))
 
     def agreed(self, epoch: int, step: int, *, leave: bool) -> None:
         """All ranks are to save the first step they come to that is not before this one, and leave after it or not."""
         with self._lock:
             if epoch != self.epoch:
                 return
-            if self._step >= step and not self._alone:
+            if self._at >= step and not self._alone:
                 self.missed = True
                 self._farther()
                 if not leave:
                     return
             if leave:
-                self._leave = step if self._leave is None else self._leave
+                self.leave = step if self.leave is None else self.leave
             else:
                 self._due = step
 
@@ -121,7 +125,11 @@ class Pace:
 
     def last(self, step: int) -> bool:
         """Have all agreed to leave at this step, or before?"""
-        return self._leave is not None and step >= self._leave
+        return self.leave is not None and step >= self.leave
+
+    @property
+    def _at(self) -> int:
+        return max(self._step, self._latest.step)
 
     def _farther(self) -> None:
         self._reach = min(2 * self._reach, _FARTHEST)
@@ -129,4 +137,4 @@ class Pace:
     @property
     def left(self) -> bool:
         """Has this rank come to the step after which all leave?"""
-        return self.last(self._step)
+        return self.last(self._at)

@@ -25,6 +25,7 @@ class Policies:
         asked: by the user.
         choice: for the snapshot in progress.
         most_bytes: memory that guards and flips may take.
+        redirects: whether the guard may do anything else with pending chunks than have them read.
         flips: whether an optimizer flips if it is asked to.
     """
 
@@ -43,11 +44,6 @@ class Policies:
     @property
     def offers_flips(self) -> bool:
         return self.asked in ("flip", "auto")
-
-    @property
-    def redirects(self) -> bool:
-        """Whether the guard may do anything else with pending chunks than have them read."""
-        return self.choice.policy != "overlap"
 
     def freeze_bytes(self, spared: int = 0) -> int:
         """Memory the guard may move pending chunks to, when it spares so many bytes."""
@@ -86,6 +82,7 @@ class Policies:
 
     def _take(self, choice: Choice) -> None:
         self.choice = choice
+        self.redirects = choice.policy != "overlap"
         self._stats.policy, self._stats.policy_reason = choice.policy, choice.reason
 
 

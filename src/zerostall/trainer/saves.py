@@ -1,11 +1,13 @@
 """The course of a save on the training thread: admitted, taken, handed to those who finish it in the background.
 
 A training step leaves nothing of all this in the caches, and a line of memory that must be fetched costs more than
-what is done with it: so what `save` touches is little, and what can be done later is done by the sealer.
+what is done with it: so what `save` touches is little, each function of Python's a dozen lines of it, and what can be
+done later is done by the sealer.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from functools import partial
 from typing import TYPE_CHECKING, get_args
@@ -22,11 +24,10 @@ from zerostall.trainer.policies import Policies
 from zerostall.trainer.saving import Desk, Saving
 from zerostall.trainer.sealer import TOLD_SECONDS, Sealer
 from zerostall.trainer.source_checks import SourceChecks
+from zerostall.trainer.tears import Tears
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
-    import threading
-
     from zerostall.config import IfExists
     from zerostall.core.roll import Save
     from zerostall.telemetry import Stats
@@ -118,7 +119,7 @@ class Saves:
                 return Saving(step, self._desk, skipped=f"step {step} is there already")
             replace = admitted
         name = self._pace.next(step)
-        if self._pace.last(step):
+        if self._pace.leave is not None and self._pace.last(step):
             when_busy = "wait"  # there will be no other
         taken, busy = self._take(name, when_busy or self._options.when_busy)
         if taken is None:
@@ -126,7 +127,8 @@ class Saves:
             self._stats.record_call(time.perf_counter() - start)
             return Saving(step, self._desk, skipped=busy)
         saving = Saving(step, self._desk, time.time())
-        flight = Flight(name, taken, saving, Wish(metric, bool(pin), replace, ledger.aside), start)
+        wish, thread = Wish(metric, bool(pin), replace, ledger.aside), threading.get_ident()
+        flight = Flight(name, taken, saving, wish, start, thread, Tears(taken.changed, thread))
         try:
             ledger.accept(saving)
             self.guard.watch(flight)
@@ -142,7 +144,7 @@ class Saves:
 
     def _take(self, name: Save, when_busy: WhenBusy) -> tuple[Taken | None, str]:
         """Begin to capture, or None and why this save is skipped; then the other ranks are told."""
-        busy, skipped = self._pace.held(name), True
+        busy, skipped = self._pace.held(name) if self._world.size > 1 else "", True
         try:
             if not busy or when_busy == "wait":
                 taken = self._captures.take(when_busy)

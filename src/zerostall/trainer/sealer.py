@@ -106,6 +106,8 @@ class Sealer:
             AgentError: there has been no agent to tell for `timeout` seconds.
         """
         last = self._sealing
+        if self._landed >= last:
+            return
         with self._told:
             told = self._landed >= last or self._told.wait_for(lambda: self._landed >= last, timeout)
         if not told:

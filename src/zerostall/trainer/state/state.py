@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from zerostall.core import names, soundness
 from zerostall.core import values as core_values
@@ -70,8 +71,7 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-@dataclass(slots=True)  # not frozen: that would take longer to make
-class Values:
+class Values(msgspec.Struct):
     """Small values at one moment. No later change of the user's reaches them; `encode` may be called in any thread."""
 
     parts: dict[str, tuple[str, object | Later]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import struct
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+import msgspec
 import torch
 
 from zerostall import native
@@ -153,8 +153,7 @@ _python, _numpy, _torch = _Python(), _Numpy(), _Torch()
 _CUDA = torch.backends.cuda.is_built()
 
 
-@dataclass(slots=True)  # not frozen: that would take longer to make
-class GeneratorStates:
+class GeneratorStates(msgspec.Struct):
     """The states of this process's generators at one moment.
 
     Attributes:
