@@ -17,7 +17,7 @@ namespace {
 constexpr uint64_t kTiny = 512;
 constexpr uint64_t kAllTiny = 256 << 10;  // more than this would not stay in the caches
 constexpr uint64_t kTask = 1 << 20;       // copies are cut into tasks of about this much
-constexpr size_t kAhead = 12;  // sources lie anywhere: asked for ahead, their bytes are there in time
+constexpr size_t kAhead = 32;  // sources lie anywhere: asked for ahead, their bytes are there in time
 
 void copy_task(const AtOnce& what, const Plan& plan, const Arrays& arrays, std::byte* image,
                const Task& task) {

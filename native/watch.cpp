@@ -28,7 +28,7 @@ bool same_key(PyObject* now, PyObject* then) {
   return now == then || (PyUnicode_Check(now) && PyUnicode_Check(then) && PyUnicode_Compare(now, then) == 0);
 }
 
-constexpr size_t kAhead = 16;
+constexpr size_t kAhead = 48;
 
 // CPython up to 3.13 gives a dict another tag, of 64 bits, each time it is changed. Whether this one does,
 // and where, is found out by trying; elsewhere every item is looked at each time.
