@@ -7,9 +7,14 @@ With `--device cuda` all of it lies on a GPU, 1 024 tensors of it: `python -m be
 from __future__ import annotations
 
 import argparse
+import functools
+import resource
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -22,6 +27,7 @@ from zerostall import native
 from zerostall.core import layout
 
 WAIT = 120.0
+T = TypeVar("T")
 
 
 class Many(nn.Module):
@@ -32,29 +38,73 @@ class Many(nn.Module):
         self.weights = nn.ParameterList([nn.Parameter(torch.zeros(elements, device=device)) for _ in range(count)])
 
 
-def save_calls(
-    folder: Path, tensors: int, elements: int, saves: int, device: str = "cpu"
-) -> tuple[list[float], float, list[float]]:
-    """Times of `saves` calls after the first, each after an update; of the first call; of the guards."""
+@dataclass
+class Calls:
+    """Times in seconds.
+
+    Attributes:
+        first: of the first call.
+        later: of those after, each after an update.
+        guards: of the guards.
+        controls: of work that takes as long as a call, in the same places of the same loop: what the machine itself
+            adds to it.
+        disturbed: calls and controls that a thread or process pushed off the core, or that slept.
+    """
+
+    first: float = 0.0
+    later: list[float] = field(default_factory=list)
+    guards: list[float] = field(default_factory=list)
+    controls: list[float] = field(default_factory=list)
+    disturbed: list[int] = field(default_factory=lambda: [0, 0])
+
+
+def _switches() -> int:
+    usage = resource.getrusage(resource.RUSAGE_THREAD)
+    return usage.ru_nvcsw + usage.ru_nivcsw
+
+
+def _spin(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def save_calls(folder: Path, tensors: int, elements: int, saves: int, device: str = "cpu") -> Calls:
+    """Each call, and each control, follows an update."""
     model = Many(tensors // 4, elements, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=device != "cpu")
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    calls = []
+    found = Calls()
+    usual = 100e-6
+
+    def timed(kind: int, call: Callable[[], T]) -> tuple[float, T]:
+        optimizer.step()
+        if device != "cpu":
+            torch.cuda.synchronize()
+        switches, start = _switches(), time.perf_counter()
+        result = call()
+        took = time.perf_counter() - start
+        found.disturbed[kind] += _switches() != switches
+        return took, result
+
     with zerostall.Checkpointer(folder, model=model, optimizer=optimizer, keep=2) as ckpt:
         for step in range(1, saves + 2):
-            optimizer.step()
-            if device != "cpu":
-                torch.cuda.synchronize()
-            start = time.perf_counter()
-            saving = ckpt.save(step)
-            calls.append(time.perf_counter() - start)
+            took, saving = timed(0, functools.partial(ckpt.save, step))
+            if step == 1:
+                found.first = took
+                found.disturbed[0] = 0
+            else:
+                found.later.append(took)
+                usual = min(usual, took) if len(found.later) > 1 else took
             if saving.skipped:
                 raise SystemExit(f"save {step} was skipped, though the one before was finished")
             saving.wait("host", timeout=WAIT)
-        guards = list(ckpt.stats.guard_seconds)
-    return calls[1:], calls[0], guards
+            if step % 2 == 0:  # so that every other call follows a save, every other a control
+                found.controls.append(timed(1, functools.partial(_spin, usual))[0])
+        found.guards = list(ckpt.stats.guard_seconds)
+    return found
 
 
 def split(page: Report, tensors: int, elements: int, saves: int, arguments: argparse.Namespace) -> None:
@@ -104,13 +154,21 @@ def main() -> None:
     cases = [(few, 16_384, arguments.saves)] + [(100_000, 256, arguments.many_saves)] * (not on_device)
     for tensors, elements, saves in cases:
         with scratch(arguments.folder) as folder:
-            calls, first, guards = save_calls(folder / "saved", tensors, elements, saves, arguments.device)
+            found = save_calls(folder / "saved", tensors, elements, saves, arguments.device)
         plans = plan_seconds(tensors)
+        calls = found.later
         page.samples[f"call at {tensors} s"] = calls
-        page.samples[f"guard at {tensors} s"] = guards
+        page.samples[f"control at {tensors} s"] = found.controls
+        page.samples[f"guard at {tensors} s"] = found.guards
+        alone = [seconds(percentile(found.controls, share)) for share in (0.5, 0.99, 1.0)]
+        page.notes.append(
+            f"at {tensors:,} tensors, the machine alone: {len(found.controls)} spins as long as the shortest call, in "
+            f"the same loop: p50 {alone[0]}, p99 {alone[1]}, max {alone[2]}; {found.disturbed[1]} of them lost the "
+            f"core, and {found.disturbed[0]} of the {len(calls)} calls"
+        )
         page.samples[f"plan at {tensors} s"] = plans
         p50, p99 = percentile(calls, 0.5), percentile(calls, 0.99)
-        times = map(seconds, (p50, p99, max(calls), first, median(plans)))
+        times = map(seconds, (p50, p99, max(calls), found.first, median(plans)))
         page.rows.append((f"{tensors:,}", f"{elements * 4 >> 10} KiB", str(saves), *times))
         for goal, value in zip(goals[tensors], (p50, p99), strict=True):
             if goal:
@@ -121,6 +179,7 @@ def main() -> None:
             f"{seconds(median(page.samples['plan at 100000 s']))}, {slope:.0f} × that of 1,000"
         )
     page.notes = [
+        *page.notes,
         "parameters of a module and AdamW's state; a quarter of the tensors are its 4-byte step counts",
         "each call follows an optimizer step and the end of the capture before",
         "first call: survey of the state, layout, plan and the memory lease",

@@ -1,5 +1,6 @@
 #include "bindings.hpp"
 #include "block.hpp"
+#include "huge_pages.hpp"
 #include "tensors.hpp"
 #include "watch.hpp"
 
@@ -42,14 +43,16 @@ void bind_tensors(nb::module_& m) {
            "become "
            "another of its type.");
 
-  nb::class_<zs::Block>(m, "Block", "What lay in some memory, to tell whether it still does. Keeps nothing alive.")
+  nb::class_<zs::Block>(m, "Block",
+                        "What lay in some memory, to tell whether it still does. Keeps nothing alive.")
       .def(
           "__init__",
           [](zs::Block* self, uint64_t address, std::optional<uint64_t> nbytes) {
             const auto* const at = pointer<const std::byte>(address);
             new (self) zs::Block(nbytes ? zs::Block(at, *nbytes) : zs::Block::of_heap(at));
           },
-          "address"_a, "nbytes"_a.none() = nb::none(), "Without `nbytes` all of a block that the heap has given.")
+          "address"_a, "nbytes"_a.none() = nb::none(),
+          "Without `nbytes` all of a block that the heap has given.")
       .def("__len__", &zs::Block::size)
       .def("same", &zs::Block::same);
 
@@ -86,6 +89,20 @@ void bind_tensors(nb::module_& m) {
             return self.any_within(pointer<std::byte>(address), nbytes);
           },
           "address"_a, "nbytes"_a, "Does any begin there, as refresh() saw them?")
+      .def(
+          "bring_to_huge_pages",
+          [](const zs::Tensors& self) {
+            std::vector<const void*> blocks = self.blocks();
+            zs::HugePages pages;
+            {
+              nb::gil_scoped_release release;
+              pages = zs::bring_to_huge_pages(std::move(blocks));
+            }
+            return std::make_tuple(pages.brought, pages.left, pages.why_left);
+          },
+          "Have what refresh() reads lie on huge pages: of regions of 2 MiB, how many do now, how many do "
+          "not, and "
+          "why.")
       .def_prop_ro("pointers", &zs::Tensors::pointers)
       .def_prop_ro("imprinted", &zs::Tensors::imprinted,
                    "Of how many it is told from the bytes torch keeps of them whether they have changed.");

@@ -19,9 +19,7 @@ class Block {
     std::copy_n(at, nbytes, copy_.get());
   }
   // All that the heap gave to whoever has the memory from there.
-  static Block of_heap(const std::byte* at) {
-    return {at, ::malloc_usable_size(const_cast<std::byte*>(at))};
-  }
+  static Block of_heap(const std::byte* at) { return {at, ::malloc_usable_size(const_cast<std::byte*>(at))}; }
 
   size_t size() const { return nbytes_; }
   bool same() const {

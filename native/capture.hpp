@@ -64,11 +64,11 @@ class Capture final : public Job, private Landing {
   // At the end 1 is added to the eventfd `announce`, if given. `image` has plan->nbytes() bytes; it and the
   // arrays must live until the job is done. `trainings`: one for each device that has sources, which must be
   // contiguous there. `ahead`: chunks that a guard waits for, however few of them have landed; kForecast:
-  // those that should land by then. `held`: what is left for the host's threads waits for start_soon(), so that
-  // none of them competes with what the caller has still to do. `sampling`: of each device's chunks, those of
-  // which it looks at the sources itself, in the order of its training stream. `peer`: memory of another
-  // device, of the image's size. What lies on devices goes there, each byte to its place in the image, and
-  // only the rest into `image`; there are no checksums then.
+  // those that should land by then. `held`: the host's threads begin after
+  // start_soon(), so that none of them takes this core while the caller has still something to do.
+  // `sampling`: of each device's chunks, those of which it looks at the sources itself, in the order of its
+  // training stream. `peer`: memory of another device, of the image's size. What lies on devices goes there,
+  // each byte to its place in the image, and only the rest into `image`; there are no checksums then.
   static std::shared_ptr<Capture> begin(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sources,
                                         std::byte* image, const Pieces& at_once, int announce = -1,
                                         std::vector<Training> trainings = {}, uint64_t ahead = UINT64_MAX,

@@ -1,5 +1,6 @@
 // What torch keeps of a tensor, byte for byte: while no byte has changed, torch need not be asked again.
 #pragma once
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -46,6 +47,9 @@ class Imprint {
   int64_t version() const {
     return __atomic_load_n(reinterpret_cast<const uint32_t*>(counter_ + places_.version), __ATOMIC_RELAXED);
   }
+
+  // What same() and version() read, beside the tensor.
+  std::array<const std::byte*, 3> blocks() const { return {impl_, storage_, counter_}; }
 
   // Ask for the memory that same() and version(), or counted(), version() and in_place(), will read.
   [[gnu::always_inline]] void fetch(const _object* tensor) const {

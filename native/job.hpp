@@ -51,7 +51,7 @@ class Job : public std::enable_shared_from_this<Job> {
   void announce_to(int eventfd) noexcept {
     announced_ = eventfd;
   }  // 1 is added to it at the end; before start
-  void start();  // hands the job to the workers; the last statement of whoever builds one
+  void start();       // hands the job to the workers; the last statement of whoever builds one
   void start_soon();  // without waking any of them now
   std::optional<uint64_t> claim() noexcept;
   uint64_t unclaimed() const noexcept;

@@ -18,16 +18,16 @@ namespace zs {
 
 // What the threads and the jobs share. It outlives the Pool for as long as one of them holds it.
 //
-// Whoever wakes a thread may lose its own core to it, at once and for a whole slice of the scheduler's (3 ms),
-// whatever their policies. So the training thread wakes nobody while `save` runs: it sets a bell, a timer for
-// which one of the idle workers listens; the others wait to be woken by one of their own.
+// Whoever wakes a thread may lose its own core to it, at once and for a whole slice of the scheduler's (3
+// ms), whatever their policies. So the training thread wakes nobody while `save` runs: it sets a bell, a
+// timer for which one of the idle workers listens; the others wait to be woken by one of their own.
 class Workers {
  public:
   Workers();
   Workers(const Workers&) = delete;
   Workers& operator=(const Workers&) = delete;
   ~Workers();
-  void add(std::shared_ptr<Job> job);  // also again, when a job has got more work; throws when closed
+  void add(std::shared_ptr<Job> job);       // also again, when a job has got more work; throws when closed
   void add_soon(std::shared_ptr<Job> job);  // likewise; it is begun a moment later
   void add_first(
       std::shared_ptr<Job> job);  // before all others: somebody waits for it on the training thread

@@ -204,6 +204,17 @@ size_t Tensors::imprinted() const {
                                            [](const Entry& entry) { return entry.imprint.taken(); }));
 }
 
+std::vector<const void*> Tensors::blocks() const {
+  std::vector<const void*> result;
+  for (const Entry& entry : entries_) {
+    if (!entry.imprint.taken()) continue;
+    result.push_back(entry.object);
+    for (const std::byte* block : entry.imprint.blocks())
+      if (block != nullptr) result.push_back(block);
+  }
+  return result;
+}
+
 std::vector<int> Tensors::devices() const {
   std::vector<int> result;
   if (places_)

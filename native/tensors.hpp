@@ -33,8 +33,9 @@ class Tensors {
   bool any_within(const std::byte* begin, size_t nbytes) const;  // as refresh() saw them
   std::vector<uint64_t> pointers() const;
   size_t size() const { return entries_.size(); }
-  size_t imprinted() const;          // of how many it is told from their bytes whether they have changed
-  std::vector<int> devices() const;  // numbers of the CUDA devices that hold some, rising
+  size_t imprinted() const;  // of how many it is told from their bytes whether they have changed
+  std::vector<const void*> blocks() const;  // what refresh() reads of those with an imprint
+  std::vector<int> devices() const;         // numbers of the CUDA devices that hold some, rising
 
   // Memory that a tensor has left (`parameter.data = other`, `module.to(...)`) is held until the refresh()
   // after, so that it is neither unmapped nor given to somebody else while it is read: all memory of a

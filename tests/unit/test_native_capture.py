@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import select
 import time
@@ -316,3 +317,51 @@ def test_threads_are_named_and_end() -> None:
     assert names().count("zs-test-threads") == 3
     pool.close()
     assert names().count("zs-test-threads") == 0
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_jobs_that_begin_soon_and_those_that_begin_now_all_end(threads: int) -> None:
+    """Whoever rests, listening for the bell or not, is found by the next job, however soon it comes."""
+    tensors = [torch.arange(5000), torch.arange(7)]
+    plan, expected = plan_of(tensors, chunk_bytes=4096)
+    seen = sources(tensors)
+    segments = [Segment("test", plan.nbytes) for _ in range(4)]
+    pool = Pool("test", threads)
+    for turn in range(150):
+        captures = []
+        for k, segment in enumerate(segments[: 1 + turn % 4]):
+            soon = (turn >> k) % 2 == 0
+            captures.append(Capture(pool, plan, seen, segment.address, at_once=[1], held=soon))
+            if soon:
+                captures[-1].start()
+        for capture, segment in zip(captures, segments, strict=False):
+            assert capture.wait(60.0)
+            assert bytes(segment.view(0, plan.nbytes)) == expected
+    pool.close()
+
+
+def test_a_guard_need_not_wait_for_the_bell(pool: Pool) -> None:
+    tensors = [torch.arange(5000)]
+    plan, expected = plan_of(tensors, chunk_bytes=4096)
+    segment = Segment("test", plan.nbytes)
+    seen = sources(tensors)
+    capture = Capture(pool, plan, seen, segment.address, at_once=[], held=True)
+    capture.start()
+    capture.protect()
+    tensors[0].zero_()
+    assert capture.wait(60.0)
+    assert bytes(segment.view(0, plan.nbytes)) == expected
+
+
+def test_a_pool_may_be_closed_before_its_bell_has_rung() -> None:
+    tensors = [torch.arange(5000)]
+    plan, _ = plan_of(tensors, chunk_bytes=4096)
+    segment = Segment("test", plan.nbytes)
+    for _ in range(20):
+        pool = Pool("test", 2)
+        capture = Capture(pool, plan, sources(tensors), segment.address, at_once=[], held=True)
+        capture.start()
+        pool.close()
+        with contextlib.suppress(ValueError):  # it says so where it had not begun
+            capture.wait(60.0)
+        assert capture.done()

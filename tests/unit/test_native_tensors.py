@@ -260,3 +260,22 @@ def test_memory_that_was_let_go_of_is_held_again() -> None:
     assert seen.refresh() == []
     before = tensor.data_ptr()
     assert seen.pointers == [before]
+
+
+def test_what_is_brought_to_huge_pages_stays_as_it_is() -> None:
+    tensors = [torch.full((k % 7, 3), k) for k in range(3000)]
+    seen = Tensors(tensors, [True] * len(tensors))
+    where = seen.pointers
+    brought, left, why = seen.bring_to_huge_pages()
+    assert brought + left > 0
+    assert bool(why) == (left > 0)
+    assert seen.refresh() == [] and seen.moved() == []
+    assert seen.pointers == where and seen.imprinted == len(tensors)
+    assert all(torch.equal(tensor, torch.full((k % 7, 3), k)) for k, tensor in enumerate(tensors))
+    tensors[5].add_(1)
+    assert seen.moved() == [5]
+
+
+def test_few_tensors_are_not_worth_huge_pages() -> None:
+    tensors = [torch.zeros(3) for _ in range(10)]
+    assert Tensors(tensors, [True] * 10).bring_to_huge_pages() == (0, 0, "")

@@ -15,6 +15,7 @@ from zerostall.telemetry import log
 from zerostall.trainer.devices import Devices, Straightened
 from zerostall.trainer.finite import FiniteCheck
 from zerostall.trainer.memory import Memory, Shelf
+from zerostall.trainer.source_checks import SourceChecks
 from zerostall.trainer.state import OutdatedError, State, Survey, Values
 from zerostall.wire import messages as m
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from zerostall.trainer.mappings import Mappings
     from zerostall.trainer.options import Options
     from zerostall.trainer.policies import Policies
-    from zerostall.trainer.source_checks import SourceChecks
 
 _BUSY_SECONDS = 600.0
 _SAID_SECONDS = 30.0
@@ -41,8 +41,8 @@ _ALL = 2**64 - 1
 """Where a guard only waits, a device is given all chunks at once."""
 
 
-class Taken(msgspec.Struct):
-    """An image that is being captured; the values are of the same instant. Its threads begin at `capture.start()`."""
+class Taken(msgspec.Struct, eq=False):
+    """An image that is being captured; the values are of the same instant. `capture.start()` begins it."""
 
     slot: int
     layout: Layout
@@ -215,6 +215,8 @@ class Captures:
         tracked = [tracked and index not in stand_ins for index, tracked in enumerate(survey.tracked)]
         self._at_once = native.Pieces(index for index in survey.at_once if index not in stand_ins)
         self._sources = native.Tensors(straightened.tensors, tracked)
+        brought, left, why = self._sources.bring_to_huge_pages()
+        log.info("of what torch keeps of tensors %d MiB lie on huge pages, %d do not %s", 2 * brought, 2 * left, why)
         if stand_ins:
             log.info(
                 "%d strided tensors on devices are made contiguous at each save, in %d bytes there",

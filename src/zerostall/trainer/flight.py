@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from zerostall.core.candidates import Past
+from zerostall.core.reading import Memory
+from zerostall.core.roll import Save
+from zerostall.trainer.captures import Taken
+from zerostall.trainer.saving import Saving
+from zerostall.trainer.tears import Tears
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zerostall.core.candidates import Past
-    from zerostall.core.reading import Memory, Placed
-    from zerostall.core.roll import Save
-    from zerostall.trainer.captures import Taken
-    from zerostall.trainer.saving import Saving
-    from zerostall.trainer.tears import Tears
+    from zerostall.core.reading import Placed
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -27,7 +29,7 @@ class Wish(msgspec.Struct, frozen=True):
     aside: tuple[Past, ...]
 
 
-class Flight(msgspec.Struct):
+class Flight(msgspec.Struct, eq=False):
     """The guard (training thread) and the sealer (its own thread) both come to it, and look for tears.
 
     Attributes:

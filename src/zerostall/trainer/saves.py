@@ -137,7 +137,7 @@ class Saves:
             self._sealer.seal_if_new(flight)
             raise
         finally:
-            taken.capture.start()  # last: its threads may well want this thread's core
+            taken.capture.start()  # soon, and waking nobody
         self._stats.saves += 1
         self._stats.record_call(time.perf_counter() - start)
         return saving

@@ -91,8 +91,8 @@ class _Numpy:
             self.state = random.get_state(legacy=False)
             return
         block = native.Block(cast("numpy.random.MT19937", self.generator).ctypes.state_address, _TWISTER_BYTES)
-        self.state = random.get_state(legacy=False)
-        if not self.state["has_gauss"]:
+        self.state = state = random.get_state(legacy=False)
+        if not state["has_gauss"]:
             self.block = _if_still(block)
 
 
