@@ -90,7 +90,7 @@ def test_a_first_save_without_an_agent_is_skipped(
     monkeypatch.setattr(zerostall.trainer.link, "_UP_SECONDS", 0.05)
     with Run(where) as run:
         with monkeypatch.context() as nowhere:
-            nowhere.setattr(rendezvous, "_launch", lambda folder: None)
+            nowhere.setattr(rendezvous, "_launch", lambda folder: 0)
             agent.kill()
             wait_until(lambda: not run.ckpt._link.up())
             savings = train(run, 3)
@@ -145,7 +145,7 @@ def test_memory_that_was_refused_is_not_written_to(start_agent: StartAgent, wher
 @pytest.fixture
 def launches_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process starts no agent of its own: it might be quicker than the one that the test starts."""
-    monkeypatch.setattr(rendezvous, "_launch", lambda folder: None)
+    monkeypatch.setattr(rendezvous, "_launch", lambda folder: 0)
 
 
 @pytest.mark.usefixtures("launches_none")
