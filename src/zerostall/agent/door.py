@@ -19,8 +19,6 @@ from zerostall.wire import rendezvous
 if TYPE_CHECKING:
     from pathlib import Path
 
-LOCK = "agent.lock"
-
 
 class Door:
     """Raises (on construction): BlockingIOError when another agent has the folder."""
@@ -34,11 +32,11 @@ class Door:
 
     def check(self) -> bool:
         """Make sure that the agent can be found; True when the listener is another one than before."""
-        if self.displaced or (_is(self._lock, self._folder / LOCK) and self._path.exists()):
+        if self.displaced or (_is(self._lock, rendezvous.lock_path(self._folder)) and self._path.exists()):
             return False
         try:
             rendezvous.private_folder(self._folder)
-            if not _is(self._lock, self._folder / LOCK):
+            if not _is(self._lock, rendezvous.lock_path(self._folder)):
                 self._lock, old = _locked(self._folder), self._lock
                 os.close(old)
             self.listener.close()
@@ -57,7 +55,7 @@ class Door:
     def close(self) -> None:
         if not self.displaced:
             self.listener.close()
-            if _is(self._lock, self._folder / LOCK):
+            if _is(self._lock, rendezvous.lock_path(self._folder)):
                 self._path.unlink(missing_ok=True)
 
     def _listen(self) -> socket.socket:
@@ -74,7 +72,7 @@ class Door:
 
 
 def _locked(folder: Path) -> int:
-    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.open(rendezvous.lock_path(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BaseException:

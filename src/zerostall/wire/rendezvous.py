@@ -29,6 +29,11 @@ def socket_path(folder: Path) -> Path:
     return folder / f"agent-{PROTOCOL}.sock"
 
 
+def lock_path(folder: Path) -> Path:
+    """What makes an agent the one of its folder and protocol."""
+    return folder / f"agent-{PROTOCOL}.lock"
+
+
 def log_path(folder: Path) -> Path:
     return folder / "agent.log"
 
