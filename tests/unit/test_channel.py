@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import tracemalloc
 
 import pytest
 
@@ -80,6 +81,21 @@ def test_a_closed_peer_is_noticed(ends) -> None:
     with pytest.raises(ClosedError):
         for _ in range(3):
             trainer.send(m.Find(id=1))
+
+
+def test_a_closed_channel_keeps_nothing_of_half_a_message(ends) -> None:
+    trainer, agent = ends
+    tracemalloc.start()
+    try:
+        trainer.socket.sendall(struct.pack("!IB", 100 << 20, 0))
+        for _ in range(64):
+            trainer.socket.sendall(bytes(1 << 17))
+            assert agent.receive() == []
+        assert tracemalloc.get_traced_memory()[0] > 8 << 20
+        agent.close()  # and somebody, an exception's traceback say, still knows it
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_errors_cross_the_wire_as_themselves() -> None:

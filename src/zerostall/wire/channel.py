@@ -58,11 +58,13 @@ class Channel(Generic[In]):
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the socket and every descriptor that nobody took."""
+        """Close the socket and every descriptor that nobody took, and let go of half a message."""
         for _, fds in self._kept:
             drop(fds)
         while self._fds:
             os.close(self._fds.popleft())
+        self._buffer.clear()  # whoever still knows this channel keeps no memory for it
+        self._outbox.clear()
         self.socket.close()
 
     # ------------------------------------------------------------------------------------------------ sending
