@@ -281,7 +281,7 @@ def test_another_nodes_disk_is_a_tier_too(manager: Manager, agents: Agents, tmp_
     """What is no longer in any memory is given from the disk of the node that has it."""
     where = tmp_path / "run"
     folders = joined(manager, agents, "n1", "n2")
-    trainer = HandTrainer(folders["n1"], where)
+    trainer = HandTrainer(folders["n1"], where, rules=m.Rules(keep_last=9))  # however many get to disk, 4 stays
     trainer.lease()
     made = trainer.seal(4, promise=True)
     run = trainer.welcome.run_id
