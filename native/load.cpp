@@ -20,26 +20,6 @@ std::string obstacle(const Plan& plan) {
 
 }  // namespace
 
-// A slot for as long as one unit lasts.
-class Load::Lease {
- public:
-  explicit Lease(Load& load) : load_(load) {
-    const std::lock_guard lock(load_.mutex_);
-    slot = load_.idle_.back();  // there is one for each thread
-    load_.idle_.pop_back();
-  }
-  Lease(const Lease&) = delete;
-  Lease& operator=(const Lease&) = delete;
-  ~Lease() {
-    const std::lock_guard lock(load_.mutex_);
-    load_.idle_.push_back(slot);
-  }
-  Slot slot;
-
- private:
-  Load& load_;
-};
-
 void Load::check(const Pool& pool, const Order& order) {
   const auto usage = [](const std::string& why) { throw Error(Kind::usage, why); };
   if (order.staging->nbytes() < pool.threads() * Checks::kBlock)
@@ -124,18 +104,19 @@ Load::Load(const Pool& pool, Order order, std::unique_ptr<Checks> checks, std::v
 
 void Load::open(unsigned threads) {
   for (unsigned k = 0; k < threads; ++k)
-    idle_.push_back({order_.staging->data() + k * Checks::kBlock, 0, nullptr});
+    slots_.all().push_back({order_.staging->data() + k * Checks::kBlock, 0, nullptr});
   if (!order_.device) return;
   const cuda::Context::Current current(*order_.device->context());
   int least = 0, greatest = 0;
   ZS_CUDA(cuCtxGetStreamPriorityRange, &least, &greatest);
-  for (Slot& slot : idle_) ZS_CUDA(cuStreamCreateWithPriority, &slot.stream, CU_STREAM_NON_BLOCKING, least);
+  for (Slot& slot : slots_.all())
+    ZS_CUDA(cuStreamCreateWithPriority, &slot.stream, CU_STREAM_NON_BLOCKING, least);
   if (!order_.straight) return;
   straight_memory_ = order_.device->vram()->lend(threads * Checks::kBlock);
   if (!straight_memory_) throw Error(Kind::capacity, "the device has no memory for cuFile to read into");
   registration_.emplace(order_.device->context(), straight_memory_.at(), threads * Checks::kBlock);
   bounced_ = registration_->problem();
-  for (unsigned k = 0; k < threads; ++k) idle_[k].device = straight_memory_.at() + k * Checks::kBlock;
+  for (unsigned k = 0; k < threads; ++k) slots_.all()[k].device = straight_memory_.at() + k * Checks::kBlock;
 }
 
 Load::~Load() {
@@ -146,13 +127,13 @@ void Load::let_go() noexcept {
   if (order_.device) {
     try {
       const cuda::Context::Current current(*order_.device->context());
-      for (Slot& slot : idle_)
+      for (Slot& slot : slots_.all())
         if (slot.stream != nullptr) cuda::driver().cuStreamDestroy(slot.stream);
     } catch (const Error&) {
       // The process ends and the driver has gone before us.
     }
   }
-  idle_.clear();
+  slots_.all().clear();
   registration_.reset();
   straight_memory_ = {};
 }
@@ -160,8 +141,8 @@ void Load::let_go() noexcept {
 void Load::work(uint64_t unit) {
   const Stretch& stretch = stretches_[unit];
   failpoint("load", stretch.block);
-  const Lease lease(*this);
-  const Slot& slot = lease.slot;
+  const Idle<Slot>::Lease lease(slots_);
+  const Slot& slot = lease.held;
   std::optional<cuda::Context::Current> current;
   if (order_.device) current.emplace(*order_.device->context());
   const uint64_t nbytes = stretch.end - stretch.begin;

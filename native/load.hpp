@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "checks.hpp"
 #include "device_file.hpp"
 #include "file.hpp"
+#include "idle.hpp"
 #include "plan.hpp"
 #include "pool.hpp"
 #include "segment.hpp"
@@ -64,7 +64,6 @@ class Load final : public Job {
     CUdeviceptr device;
     CUstream stream;
   };
-  class Lease;
 
   Load(const Pool& pool, Order order, std::unique_ptr<Checks> checks, std::vector<Stretch> stretches);
   static void check(const Pool& pool, const Order& order);
@@ -83,8 +82,7 @@ class Load final : public Job {
   Vram::Loan straight_memory_;
   std::optional<cufile::Registration> registration_;
   std::string bounced_;
-  std::mutex mutex_;
-  std::vector<Slot> idle_;
+  Idle<Slot> slots_;
 };
 
 }  // namespace zs

@@ -40,9 +40,9 @@ void FileWrite::work(uint64_t index) {
   if (block.offset == block.chunk * checks_->chunk_bytes()) failpoint("file-write", block.chunk);
   std::optional<Blocks::Lease> lease;
   if (blocks_) lease.emplace(*blocks_);
-  const std::byte* const bytes = lease ? lease->data : image_ + block.offset;
+  const std::byte* const bytes = lease ? lease->held : image_ + block.offset;
   const uint32_t checksum =
-      lease ? crc32c_copy(lease->data, image_ + block.offset, block.nbytes) : crc32c(bytes, block.nbytes);
+      lease ? crc32c_copy(lease->held, image_ + block.offset, block.nbytes) : crc32c(bytes, block.nbytes);
   if (checks_->record(index, checksum) == Checks::Verdict::bad)
     throw Error(Kind::corrupt,
                 "chunk " + std::to_string(block.chunk) +
@@ -77,7 +77,7 @@ void FileRead::work(uint64_t index) {
   if (!wanted_.empty() && !wanted_[block.chunk]) return;
   std::optional<Blocks::Lease> lease;
   if (blocks_) lease.emplace(*blocks_);
-  std::byte* const bytes = lease ? lease->data : image_ + block.offset;
+  std::byte* const bytes = lease ? lease->held : image_ + block.offset;
   if (file_.read(bytes, block.nbytes, block.offset))
     checks_->record(
         index, lease ? crc32c_copy(image_ + block.offset, bytes, block.nbytes) : crc32c(bytes, block.nbytes));
