@@ -41,7 +41,7 @@ import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,6 +52,7 @@ Frozen = Literal["save", "leave"]
 IfExists = Literal["error", "skip", "replace"]
 Gds = Literal["auto", "on", "off"]
 Transport = Literal["auto", "nixl", "tcp"]
+_Choice = TypeVar("_Choice", bound=str)
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -90,20 +91,21 @@ def store_environment(environment: Mapping[str, str] = os.environ) -> dict[str, 
 
 def gds() -> Gds:
     """Whether files go straight to a device's memory; see `core.gds.choose`."""
-    chosen = os.environ.get("ZEROSTALL_GDS", "auto")
-    for known in ("auto", "on", "off"):
-        if chosen == known:
-            return known
-    raise ValueError(f"ZEROSTALL_GDS={chosen!r} is none of auto, on, off")
+    return _one_of("ZEROSTALL_GDS", ("auto", "on", "off"))
 
 
 def transport() -> Transport:
     """How images go to other nodes; see `core.transports.choose`."""
-    chosen = os.environ.get("ZEROSTALL_TRANSPORT", "auto")
-    for known in ("auto", "nixl", "tcp"):
-        if chosen == known:
-            return known
-    raise ValueError(f"ZEROSTALL_TRANSPORT={chosen!r} is none of auto, nixl, tcp")
+    return _one_of("ZEROSTALL_TRANSPORT", ("auto", "nixl", "tcp"))
+
+
+def _one_of(name: str, known: tuple[_Choice, ...]) -> _Choice:
+    """What the environment chooses; the first where it says nothing."""
+    chosen = os.environ.get(name, known[0])
+    for one in known:
+        if chosen == one:
+            return one
+    raise ValueError(f"{name}={chosen!r} is none of {', '.join(known)}")
 
 
 def store_timeout() -> float:
