@@ -11,6 +11,7 @@ import pytest
 
 from cluster import QUICK, SECONDS, Agents, Manager
 from hand import HandTrainer, close_all, kill_agent, wait_until
+from images import HandMade
 from zerostall import Checkpointer, native
 from zerostall.agent.pulling import pull
 from zerostall.errors import SnapshotNotFoundError
@@ -48,6 +49,18 @@ def joined(manager: Manager, agents: Agents, *names: str) -> dict[str, Path]:
     return folders
 
 
+def left_by_a_lost_node(manager: Manager, folders: dict[str, Path], where: Path, step: int) -> HandMade:
+    """A step that n1 has sealed before it was killed: all that is left of it is in another node's memory."""
+    trainer = HandTrainer(folders["n1"], where)
+    trainer.lease()
+    made = trainer.seal(step, promise=True)
+    until_replicated(manager, step)
+    trainer.leave()
+    kill_agent(folders["n1"])
+    only_in_memory(where)
+    return made
+
+
 def test_an_image_lives_on_when_its_node_is_lost(manager: Manager, agents: Agents, tmp_path: Path) -> None:
     where = tmp_path / "run"
     folders = joined(manager, agents, "n1", "n2")
@@ -75,13 +88,7 @@ def test_images_go_through_nixl_where_it_is_asked_for(
     monkeypatch.setenv("ZEROSTALL_TRANSPORT", "nixl")
     where = tmp_path / "run"
     folders = joined(manager, agents, "n1", "n2")
-    trainer = HandTrainer(folders["n1"], where)
-    trainer.lease()
-    made = trainer.seal(5, promise=True)
-    until_replicated(manager, 5)
-    trainer.leave()
-    kill_agent(folders["n1"])
-    only_in_memory(where)
+    made = left_by_a_lost_node(manager, folders, where, 5)
     again = HandTrainer(folders["n2"], where)
     assert (5, "replica", True) in again.copies()
     assert again.fetch(5, "replica") == made.bytes
@@ -93,13 +100,7 @@ def test_images_go_through_nixl_where_it_is_asked_for(
 def test_another_node_brings_it_from_the_one_that_keeps_it(manager: Manager, agents: Agents, tmp_path: Path) -> None:
     where = tmp_path / "run"
     folders = joined(manager, agents, "n1", "n2")
-    trainer = HandTrainer(folders["n1"], where)
-    trainer.lease()
-    made = trainer.seal(6, promise=True)
-    until_replicated(manager, 6)
-    trainer.leave()
-    kill_agent(folders["n1"])
-    only_in_memory(where)
+    made = left_by_a_lost_node(manager, folders, where, 6)
     folders |= joined(manager, agents, "n3")
     again = HandTrainer(folders["n3"], where)
     assert (6, "replica", True) in again.copies()
