@@ -1,9 +1,11 @@
-"""Many ranks: save and load beside torch.distributed.checkpoint; with CUDA also the stall, added time, and both links.
+"""Many ranks: the stall and the added time of a save at every step, all links at once; save and load beside DCP.
 
-    python -m benchmarks.ranks                                     gloo, on the CPU
+    python -m benchmarks.ranks                                     gloo, on the CPU, beside DCP only
+    python -m benchmarks.ranks --ways ddp,fsdp2 --model tiny       gloo, what is measured on devices
     python -m benchmarks.ranks --device cuda --ranks 2             NCCL: a model of 1.3 B, DDP and FSDP2
 
-Every way of dealing out runs in processes of its own; what they found so far is written after each.
+Every way of dealing out runs in processes of its own; what they found so far is written after each. With `dcp` the
+model is a smaller one on devices, dealt out with FSDP2, since the disk is what takes the time then.
 """
 
 from __future__ import annotations
@@ -13,28 +15,32 @@ import json
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from benchmarks.machine import ROOT
-from benchmarks.ranks.rank import Found, rank_main
-from benchmarks.report import RESULTS, Report, percentile, seconds
+from benchmarks.ranks.found import Found
+from benchmarks.ranks.rank import rank_main
+from benchmarks.ranks.together import end_agent
+from benchmarks.report import RESULTS, Report
 from benchmarks.workload import scratch
 
-WAYS = ("ddp", "fsdp2")
-HBM = 4.3e12  # bytes a second that an H200 reads at
+WAYS = ("ddp", "fsdp2", "dcp")
+FILES = "dcp"
+GRACE = 4.0  # seconds for ranks that have used up their time
 
 
 def run_way(way: str, options: argparse.Namespace, folder: Path, deadline: float) -> Found | None:
     """One way of dealing out, by ranks of its own; what they found by the deadline."""
     folder.mkdir()
-    words = [*("--way", way, "--folder", folder), *("--device", options.device, "--model", options.model)]
+    model = options.files_model if way == FILES else options.model
+    words = [*("--way", way, "--folder", folder), *("--device", options.device, "--model", model)]
     words += [*("--batch", options.batch, "--steps", options.steps, "--pairs", options.pairs)]
     words += [*("--rounds", options.rounds, "--policy", options.policy)]
-    words += [flag for flag, on in (("--skip-files", options.skip_files), ("--stalls", options.stalls)) if on]
+    begin = time.monotonic()
+    words += ["--begin", begin, "--seconds", max(1.0, deadline - GRACE - begin)]
     ranks = []
     for rank in range(options.ranks):
         environment = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(options.ranks)}
@@ -44,84 +50,50 @@ def run_way(way: str, options: argparse.Namespace, folder: Path, deadline: float
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.ranks", *map(str, words)]
         ranks.append(subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True))
     try:
-        for process in ranks:
-            process.wait(max(1.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        print(f"{way}: out of time; what was found until then counts", file=sys.stderr)
+        while any(process.poll() is None for process in ranks):
+            if time.monotonic() > deadline or any(process.returncode for process in ranks):
+                print(f"{way}: out of time or a rank failed; what was found until then counts", file=sys.stderr)
+                break
+            time.sleep(0.1)
     finally:
         for process in ranks:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        end_agent()
     try:
         return Found(**json.loads((folder / "found.json").read_text()))
     except FileNotFoundError:
         return None
 
 
-def rate(nbytes: float, times: list[float]) -> str:
-    middle = statistics.median(times)
-    return f"{seconds(middle)} ({seconds(min(times))} to {seconds(max(times))}), {nbytes / middle / 1e9:.2f} GB/s"
-
-
-def rows(found: Found) -> list[tuple[str, str, str]]:
-    """What is told of one way."""
-    out: list[tuple[str, str, str]] = []
-
-    def add(what: str, value: str) -> None:
-        out.append((found.way, what, value))
-
-    add("state, ranks", f"{found.nbytes / 1e9:.2f} GB, {found.ranks}")
-    if found.call:
-        floor = found.each / HBM
-        add("a step; saves, skipped", f"{seconds(found.step)}; {found.saves}, {found.skipped}")
-        for name, times in (("call", found.call), ("thread's wait", found.guard), ("stream's wait", found.inserted)):
-            add(f"{name}: median, 99 %", f"{seconds(statistics.median(times))}, {seconds(percentile(times, 0.99))}")
-        if found.added:
-            added = statistics.median(found.added)
-            add("added to the loop a save", f"{seconds(added)}, {added / floor:.2f} of the floor ({seconds(floor)})")
-    if found.drained:
-        total = found.each * found.ranks / statistics.median(found.drained)
-        add("all ranks at once", f"{total / 1e9:.1f} GB/s; plain copies {found.at_once / 1e9:.1f}")
-        if found.alone:
-            add("one link, plain copy", f"{found.alone / 1e9:.1f} GB/s")
-    for verb, times in (("save", found.save), ("load", found.load)):
-        for name, taken in times.items():
-            add(f"{verb}, {name}", rate(found.nbytes, taken))
-        for name, taken in times.items():
-            if name != "dcp" and times.get("dcp"):
-                ratio = statistics.median(times["dcp"]) / statistics.median(taken)
-                add(f"{verb}, {name}: times as fast as dcp", f"{ratio:.2f}")
-    return out
-
-
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options.add_argument("--ranks", type=int, default=2)
-    options.add_argument("--ways", default="", help=f"some of {', '.join(WAYS)}; on the CPU fsdp2 if nothing is said")
+    options.add_argument("--ways", default="", help=f"some of {', '.join(WAYS)}; on the CPU dcp if nothing is said")
     options.add_argument("--model", default="", help="a size of benchmarks/ranks/loop.py")
-    options.add_argument("--batch", type=int, default=0, help="samples a rank and step")
-    options.add_argument("--steps", type=int, default=10, help="in a block")
-    options.add_argument("--pairs", type=int, default=3, help="of blocks with and without saves")
-    options.add_argument("--rounds", type=int, default=3, help="saves and loads beside dcp")
-    options.add_argument("--skip-files", action="store_true", help="nothing beside dcp")
-    options.add_argument("--stalls", action="store_true", help="saves at every step on the CPU, too")
+    options.add_argument("--files-model", default="", help="the size that is saved and loaded beside dcp")
+    options.add_argument("--batch", type=int, default=0, help="samples a rank and step; as the drain fits, if 0")
+    options.add_argument("--steps", type=int, default=8, help="in a block")
+    options.add_argument("--pairs", type=int, default=8, help="of blocks with and without saves, at most")
+    options.add_argument("--rounds", type=int, default=3, help="saves and loads beside dcp, at most")
     options.add_argument("--policy", default="overlap")
     options.add_argument("--seconds", type=float, default=170.0, help="for all of it")
     options.add_argument("--to", type=Path, default=RESULTS, help="folder of the report")
     options.add_argument("--name", default="", help="of the report; ranks or ranks-cuda if nothing is said")
     options.add_argument("--scratch", help="folder to save in")
     options.add_argument("--way", help=argparse.SUPPRESS)
+    options.add_argument("--begin", type=float, help=argparse.SUPPRESS)
     options.add_argument("--folder", help=argparse.SUPPRESS)
     arguments = options.parse_args()
     cuda = arguments.device == "cuda"
+    arguments.files_model = arguments.files_model or arguments.model or ("gpt-0.2b" if cuda else "gpt-25m")
     arguments.model = arguments.model or ("gpt-1.3b" if cuda else "gpt-25m")
-    arguments.batch = arguments.batch or (16 if cuda else 1)
     if arguments.way:
         rank_main(arguments)
         return
-    ways = arguments.ways.split(",") if arguments.ways else list(WAYS if cuda else WAYS[1:])
+    ways = arguments.ways.split(",") if arguments.ways else list(WAYS if cuda else WAYS[-1:])
     began = time.monotonic()
     with scratch(arguments.scratch) as folder:
         report = Report(
@@ -132,16 +104,13 @@ def main() -> None:
         )
         for index, way in enumerate(ways):
             left = began + arguments.seconds - time.monotonic()
-            share = left if index == len(ways) - 1 else left / 2.5  # the last one is compared with dcp, too
-            found = run_way(way, arguments, folder / way, time.monotonic() + share)
+            found = run_way(way, arguments, folder / way, time.monotonic() + left / (len(ways) - index))
             if found is None:
                 report.notes.append(f"{way}: nothing was found in time")
                 continue
-            report.rows += rows(found)
-            for name in ("call", "guard", "inserted", "added", "drained"):
-                report.samples[f"{way}, {name}, s"] = getattr(found, name)
-            for verb in ("save", "load"):
-                report.samples |= {f"{way}, {verb}, {name}, s": t for name, t in getattr(found, verb).items()}
+            report.rows += found.rows()
+            report.goals |= found.goals() if cuda else {}
+            report.samples |= found.samples
             shutil.rmtree(folder / way, ignore_errors=True)
         report.notes += [
             "Times are of the slowest rank: the median, and from the fastest to the slowest. Each takes its turn, "
@@ -152,7 +121,12 @@ def main() -> None:
             "With zerostall's Writer and Reader, dcp.save and dcp.load write and read zerostall's files.",
         ]
         if cuda:
-            report.notes.append("The floor is what reading the bytes that a GPU stores takes at 4.3 TB/s.")
+            report.notes += [
+                "The floor is what reading the bytes that a GPU stores takes at 4.3 TB/s. A stall is the call and the "
+                "larger of the thread's and the stream's wait before the update, of the slowest rank, less what the "
+                "same marks tell in steps without a save.",
+                f"What is saved and loaded beside dcp is {arguments.files_model} with FSDP2.",
+            ]
         path = report.write(arguments.to)
     print(path.with_suffix(".md").read_text())
 

@@ -14,6 +14,7 @@ from benchmarks.stall.loop import SIZES, Loop, Size
 MODELS = {
     **SIZES,
     "gpt-1.3b": Size(2048, 25, most=32),  # 15.2 GB of state
+    "gpt-0.2b": Size(1024, 16, most=32),  # 2.4 GB, of which a disk takes a second
     "gpt-25m": Size(512, 8, most=8, context=64),  # 0.3 GB, for the CPU
 }
 

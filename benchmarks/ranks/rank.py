@@ -4,63 +4,29 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import os
-import shutil
-import signal
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import zerostall
+from benchmarks.ranks.beside_dcp import files
+from benchmarks.ranks.found import Found
 from benchmarks.ranks.loop import RankLoop
-from zerostall.config import runtime_dir
-from zerostall.integrations.dcp import Reader, Writer
-from zerostall.wire import channel, rendezvous
+from benchmarks.ranks.together import PATIENCE, Allowance, kill_agent, slowest, together
+from benchmarks.report import median
+from benchmarks.stall.loop import Step
 
-PATIENCE = 300.0
-
-
-@dataclass
-class Found:
-    """What one way of dealing out measured; seconds and bytes. A list of a time is of the slowest rank, one a save.
-
-    Attributes:
-        nbytes: of the whole state; `each`: that a rank stores.
-        call, guard, inserted: of saves at every step: the call, the thread's wait and the stream's before the update.
-        added: of each block of steps with saves: its time less that of as many without, by save.
-        drained: from a save until its bytes had left the device, all ranks at once, nothing else going on.
-        alone, at_once: bytes a second of plain copies to page-locked memory: of one rank, and of all together.
-        save, load: what -> seconds, until the step is durable or back.
-    """
-
-    way: str
-    ranks: int = 0
-    nbytes: int = 0
-    each: int = 0
-    step: float = 0.0
-    saves: int = 0
-    skipped: int = 0
-    call: list[float] = field(default_factory=list)
-    guard: list[float] = field(default_factory=list)
-    inserted: list[float] = field(default_factory=list)
-    added: list[float] = field(default_factory=list)
-    drained: list[float] = field(default_factory=list)
-    alone: float = 0.0
-    at_once: float = 0.0
-    save: dict[str, list[float]] = field(default_factory=dict)
-    load: dict[str, list[float]] = field(default_factory=dict)
+ROOM = 1.4  # of the time that the drain takes, for a step, where no batch was asked for
 
 
 def rank_main(options: argparse.Namespace) -> None:
     """What a rank does; rank 0 writes what was found, whenever there is more."""
+    allowance = Allowance(options.begin, options.begin + options.seconds)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     cuda = options.device == "cuda"
     if cuda:
@@ -75,59 +41,35 @@ def rank_main(options: argparse.Namespace) -> None:
     )
     if not cuda:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world))
-    found = Found(options.way, world)
+    found = Found("fsdp2 beside dcp" if options.way == "dcp" else options.way, world)
 
     def note() -> None:
         if rank == 0:
-            Path(options.folder, "found.json").write_text(json.dumps(asdict(found)))
+            target = Path(options.folder, "found.json")
+            target.with_suffix(".new").write_text(json.dumps(asdict(found)))
+            target.with_suffix(".new").replace(target)
 
     loop = RankLoop(options.model, str(device), options.way)
-    loop.batch = options.batch
+    loop.batch = options.batch or (4 if cuda else 1)
     loop.run(2)
     found.nbytes = loop.nbytes()
-    if cuda:
-        links(found, device)
-        note()
-    if cuda or options.stalls:
-        stalls(found, loop, options, note)
-    if options.way == "fsdp2" and not options.skip_files:
-        files(found, loop, options, note)
+    if options.way == "dcp":
+        files(found, loop, options, allowance, note)
+    else:
+        if cuda:
+            links(found, device)
+            note()
+            if not options.batch:
+                loop.aim(ROOM * found.nbytes / found.at_once)
+                loop.batch = int(slowest(loop.batch))
+        stalls(found, loop, options, allowance, note)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def kill_agent() -> None:
-    """What is in memory goes, and nothing more of it to the disk."""
-    dist.barrier()
-    if dist.get_rank() == 0 and (connection := rendezvous.connect(runtime_dir())) is not None:
-        pid, _ = channel.peer(connection.socket)
-        os.kill(pid, signal.SIGKILL)
-        connection.close()
-        while Path(f"/proc/{pid}").exists():
-            time.sleep(0.01)
-    dist.barrier()
-
-
-def slowest(value: float) -> float:
-    """The largest of all ranks' values."""
-    every: list[float] = [0.0] * dist.get_world_size()
-    dist.all_gather_object(every, value)
-    return max(every)
-
-
-def together(call: Callable[[], object]) -> float:
-    """Seconds until the last rank is through, all beginning at once."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    dist.barrier()
-    start = time.perf_counter()
-    call()
-    return slowest(time.perf_counter() - start)
-
-
 def links(found: Found, device: torch.device) -> None:
     """Plain copies from the device to page-locked memory: rank 0 by itself, then all ranks at once."""
-    here = torch.ones(2 << 30, dtype=torch.uint8, device=device)
+    here = torch.ones(1 << 30, dtype=torch.uint8, device=device)
     there = torch.ones_like(here, device="cpu", pin_memory=True)
 
     def copy() -> None:
@@ -140,176 +82,113 @@ def links(found: Found, device: torch.device) -> None:
     found.at_once = dist.get_world_size() * here.nbytes / min(together(copy) for _ in range(4))
 
 
-def stalls(found: Found, loop: RankLoop, options: argparse.Namespace, note: Callable[[], None]) -> None:
-    """Blocks of steps without saves and with one at every step, in turn; then saves with nothing else going on."""
-    ckpt = zerostall.Checkpointer(
-        Path(options.folder, "stall"), keep=1, disk_interval=3600.0, policy=options.policy, **loop.state()
-    )
-    number = 0
-    skipped = 0
+class Stalls:
+    """Blocks of steps without saves and with one at every step, in turn; and saves with nothing else going on."""
 
-    def save() -> bool:
-        nonlocal number, skipped
-        number += 1
-        saving = ckpt.save(number)
-        skipped += bool(saving.skipped)
+    def __init__(self, found: Found, loop: RankLoop, ckpt: zerostall.Checkpointer, steps: int) -> None:
+        self._found = found
+        self._loop = loop
+        self._ckpt = ckpt
+        self._steps = steps
+        self._number = 0
+        self._skipped = 0
+
+    def _save(self) -> bool:
+        self._number += 1
+        saving = self._ckpt.save(self._number)
+        self._skipped += bool(saving.skipped)
         return not saving.skipped
 
-    def block(saves: bool) -> tuple[float, list]:
+    def block(self, saves: bool) -> tuple[float, list[Step]]:
+        """Seconds of so many steps, and the steps."""
+
         def run() -> None:
-            steps.extend(loop.step(save if saves else None, lambda: None) for _ in range(options.steps))
-            loop.clock.synchronize()
+            steps.extend(self._loop.step(self._save if saves else None, lambda: None) for _ in range(self._steps))
+            self._loop.clock.synchronize()
 
-        steps: list = []
+        steps: list[tuple[Step, list[object]]] = []
         took = together(run)
-        return took, loop.settle(steps)
+        return took, self._loop.settle(steps)
 
-    ckpt.save(0, when_busy="wait")
-    block(True)  # memory is registered, checksums of what is alike are compared
-    bare, _ = block(False)
-    for _ in range(options.pairs):
-        skipped = 0
-        with_saves, steps = block(True)
-        after, _ = block(False)
-        accepted = options.steps - skipped
+    def at_rest(self, count: int) -> None:
+        """Saves with nothing else going on: how fast all links drain at once."""
+        for _ in range(count):
+            self._number += 1
+            before = len(self._ckpt.stats.drain_seconds)
+            dist.barrier()
+            self._ckpt.save(self._number, when_busy="wait").wait("host", timeout=PATIENCE)
+            self._found.drained.append(slowest(self._ckpt.stats.drain_seconds[before]))
+        stats = self._ckpt.stats
+        self._found.each = int(slowest(stats.bytes_captured / max(1, stats.saves)))
+
+    def pair(self, bare: float) -> float:
+        """A block with saves, and one without; seconds of the latter. `bare`: of the one before."""
+        found = self._found
+        self._skipped = 0
+        drains = len(self._ckpt.stats.drain_seconds)
+        with_saves, saving = self.block(True)
+        after, idle = self.block(False)
+        skipped = int(slowest(self._skipped))
+        accepted = self._steps - skipped
         found.skipped += skipped
         found.saves += accepted
+        found.step = after / self._steps
         if accepted:
             found.added.append((with_saves - (bare + after) / 2) / accepted)
-        found.step = after / options.steps
-        for step in steps:
-            _, ready, guarded, _ = step.device
-            values = (step.called - step.begin, step.guarded - step.ready, guarded - ready)
-            every: list = [None] * dist.get_world_size()
-            dist.all_gather_object(every, values)
-            call, guard, inserted = (max(times) for times in zip(*every, strict=True))
-            found.call.append(call)
-            found.guard.append(guard)
-            found.inserted.append(inserted)
-        bare = after
-        note()
-    for _ in range(3):
-        number += 1
-        before = len(ckpt.stats.drain_seconds)
-        dist.barrier()
-        ckpt.save(number, when_busy="wait").wait("host", timeout=PATIENCE)
-        found.drained.append(slowest(ckpt.stats.drain_seconds[before]))
-    captured = ckpt.stats.bytes_captured // max(1, ckpt.stats.saves)
-    found.each = int(slowest(float(captured)))
+        guards, inserts = zip(*map(_waits, idle), strict=True)
+        base = (median(guards), median(inserts))
+        for guard, inserted in zip(_slowest_of(guards), _slowest_of(inserts), strict=True):
+            found.idle_guard.append(guard)
+            found.idle_inserted.append(inserted)
+        taken = [step for step in saving if step.saved]
+        stalls = []
+        for step in taken:
+            guard, inserted = _waits(step)
+            wait = max(0.0, guard - base[0], inserted - base[1])
+            stalls.append((step.called - step.begin, guard, inserted, step.called - step.begin + wait))
+        if len(taken) == accepted:  # a save that only some ranks have skipped is no save
+            columns = zip(*stalls, strict=True) if stalls else [()] * 4
+            for name, values in zip(("call", "guard", "inserted", "stall"), columns, strict=True):
+                getattr(found, name).extend(_slowest_of(values))
+        else:
+            for _ in range(4):
+                _slowest_of(())
+        found.busy += _slowest_of(self._ckpt.stats.drain_seconds[drains:])
+        return after
+
+
+def _waits(step: Step) -> tuple[float, float]:
+    """What the thread and the stream waited for before the update."""
+    _, ready, guarded, _ = step.device
+    return step.guarded - step.ready, guarded - ready
+
+
+def _slowest_of(values: object) -> list[float]:
+    """Of each save the largest of all ranks' values, of as many saves as every rank has."""
+    every: list[list[float]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(every, list(values))  # type: ignore[call-overload]
+    return [max(times) for times in zip(*every, strict=False)]
+
+
+def stalls(
+    found: Found, loop: RankLoop, options: argparse.Namespace, allowance: Allowance, note: Callable[[], None]
+) -> None:
+    """Pairs of blocks until there are enough or there is no more time; `note` is called after each."""
+    ckpt = zerostall.Checkpointer(
+        Path(options.folder, "stall"), keep=1, slots=2, disk_interval=3600.0, policy=options.policy, **loop.state()
+    )
+    found.batch = loop.batch
+    measured = Stalls(found, loop, ckpt, options.steps)
+    ckpt.save(0, when_busy="wait").wait("host", timeout=PATIENCE)
+    measured.block(True)  # memory is registered, checksums of what is alike are compared
+    measured.at_rest(3)
     note()
+    bare, _ = measured.block(False)
+    for pair in range(options.pairs):
+        if pair and not allowance.has(2.5 * bare):
+            break
+        bare = measured.pair(bare)
+        note()
     with contextlib.suppress(zerostall.errors.ZerostallError):
         ckpt.close(timeout=0.1)  # what is not on disk by now need not get there
     kill_agent()
-
-
-# ---------------------------------------------------------------------------------------------- beside DCP
-
-
-def forget_cached(folder: Path) -> None:
-    """Take files out of the page cache, so that both sides read from the disk."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            fd = os.open(path, os.O_RDONLY)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
-
-
-class Theirs:
-    """torch.distributed.checkpoint, as it is and with our storage; from and to one state."""
-
-    def __init__(self, loop: RankLoop, folder: Path) -> None:
-        self._loop = loop
-        self._folder = folder
-        self._run = folder / "dcp-in-ours"
-        self._step = 0
-
-    def forget(self) -> None:
-        """Make room for the next save; rank 0 does."""
-        for name in ("dcp", "dcp-threads"):
-            shutil.rmtree(self._folder / name, ignore_errors=True)
-
-    def save(self, name: str, **arguments: object) -> None:
-        model, optimizer = get_state_dict(self._loop.model, self._loop.optimizer)
-        dcp.save({"model": model, "optimizer": optimizer}, **{"checkpoint_id": self._folder / name, **arguments})
-
-    def save_on_threads(self) -> None:
-        threads = max(1, len(os.sched_getaffinity(0)))
-        self.save(
-            "dcp-threads", storage_writer=dcp.FileSystemWriter(self._folder / "dcp-threads", thread_count=threads)
-        )
-
-    def save_in_ours(self) -> None:
-        self._step += 1
-        self.save("", storage_writer=Writer(self._run, step=self._step), checkpoint_id=None)
-
-    def load(self, **arguments: object) -> None:
-        model, optimizer = get_state_dict(self._loop.model, self._loop.optimizer)
-        dcp.load({"model": model, "optimizer": optimizer}, **arguments)
-        set_state_dict(self._loop.model, self._loop.optimizer, model_state_dict=model, optim_state_dict=optimizer)
-
-    def load_own(self) -> None:
-        self.load(checkpoint_id=self._folder / "dcp")
-
-    def load_from_ours(self) -> None:
-        self.load(storage_reader=Reader(self._run))
-
-
-def files(found: Found, loop: RankLoop, options: argparse.Namespace, note: Callable[[], None]) -> None:
-    """Save until durable and load into the same model, everybody in turn, each first as often as the others."""
-    folder = Path(options.folder)
-    theirs = Theirs(loop, folder)
-    first = dist.get_rank() == 0
-    opened: list[zerostall.Checkpointer] = []
-    steps = itertools.count(1)
-
-    def checkpointer() -> zerostall.Checkpointer:
-        return zerostall.Checkpointer(folder / "ours", keep=1, rng=False, disk_interval=3600.0, **loop.state())
-
-    def save() -> None:
-        opened[0].save(next(steps), when_busy="wait").wait("disk", timeout=PATIENCE)
-
-    def restart() -> None:
-        opened.append(checkpointer())
-        opened[0].restore()
-        assert opened[0].stats.restored_from == "disk"
-
-    saves = {
-        "zerostall": save,
-        "dcp": lambda: theirs.save("dcp"),
-        "dcp, a thread a core": theirs.save_on_threads,
-        "dcp with zerostall's Writer": theirs.save_in_ours,
-    }
-    loads = {
-        "zerostall, agent and all": restart,
-        "dcp": theirs.load_own,
-        "dcp with zerostall's Reader": theirs.load_from_ours,
-    }
-    opened.append(checkpointer())
-    for number in range(options.rounds + 1):
-        for name in _turned(saves, number):
-            if first:
-                theirs.forget()
-            took = together(saves[name])
-            if number:  # whoever comes the first time has things to make and to compare
-                found.save.setdefault(name, []).append(took)
-                note()
-    if first:
-        theirs.forget()
-    together(saves["dcp"])
-    for _ in range(options.rounds):
-        found.load.setdefault("zerostall, from memory", []).append(together(opened[0].restore))
-    opened.pop().close()
-    for number in range(options.rounds):
-        for name in _turned(loads, number):
-            kill_agent()
-            forget_cached(folder)
-            found.load.setdefault(name, []).append(together(loads[name]))
-            while opened:
-                opened.pop().close()
-            note()
-
-
-def _turned(names: dict[str, Callable[[], None]], number: int) -> list[str]:
-    """Another begins each time."""
-    every = list(names)
-    return every[number % len(every) :] + every[: number % len(every)]

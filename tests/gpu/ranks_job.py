@@ -2,8 +2,9 @@
 
     RANK=0 WORLD_SIZE=2 python ranks_job.py ddp|fsdp2 FOLDER MEETING STEPS PARAMETERS
 
-Prints `restored K tier`, `step K` as steps are made, and at the end `ended bit for bit`. Without CUDA it does the same
-on the CPU, with gloo, so that the test of it can be tried anywhere.
+It begins when a line comes in, so that a launcher can keep it ready while others still train, and makes STEPS steps
+after those that it has restored. Prints `restored K tier`, `step K` as steps are made, and at the end `ended bit for
+bit`. Without CUDA it does the same on the CPU, with gloo, so that the test of it can be tried anywhere.
 """
 
 from __future__ import annotations
@@ -74,6 +75,10 @@ def main(way: str, folder: str, meeting: str, steps: str, parameters: str) -> No
     device = torch.device("cuda", rank) if gpu else torch.device("cpu")
     if gpu:
         torch.cuda.set_device(device)
+        torch.zeros(1, device=device)  # a context takes its time
+    say("ready")
+    if not sys.stdin.readline():
+        return  # whoever kept it ready is gone
     torch.use_deterministic_algorithms(True)
     dist.init_process_group(
         "nccl" if gpu else "gloo",
@@ -88,7 +93,8 @@ def main(way: str, folder: str, meeting: str, steps: str, parameters: str) -> No
         first = ckpt.restore()
         say("restored", first, ckpt.stats.restored_from or "nothing", f"{time.monotonic() - began:.1f} s")
         savings: list[zerostall.Saving] = []
-        for number in range(first, int(steps)):
+        last = first + int(steps)
+        for number in range(first, last):
             job.step(number)
             savings = [*savings[-7:], ckpt.save(number + 1)]
             if clean := [saving.step for saving in savings if "host" in saving.tiers]:
@@ -103,7 +109,7 @@ def main(way: str, folder: str, meeting: str, steps: str, parameters: str) -> No
             say("closed:", type(error).__name__)
     del job
     other = Job(way, device, int(parameters))
-    for number in range(int(steps)):
+    for number in range(last):
         other.step(number)
     odd = [index for index, (a, b) in enumerate(zip(ended, other.shards(), strict=True)) if not torch.equal(a, b)]
     assert not odd, f"{len(odd)} of {len(ended)} tensors differ, the first is number {odd[0]}"
