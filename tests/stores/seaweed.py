@@ -16,9 +16,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import botocore.session
 import pytest
-from botocore.exceptions import BotoCoreError, ClientError
 
 _KEY, _SECRET, _REGION = "key-of-a-test", "secret-of-a-test", "us-east-1"
 _SERVERS = ("master", "volume", "filer", "s3")
@@ -46,6 +44,10 @@ class Seaweed:
     """Listens on the loopback interface; ends when it is closed."""
 
     def __init__(self, folder: Path) -> None:
+        import botocore.session  # here, so that tests that need no store can do without
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        self._errors = (BotoCoreError, ClientError)
         found = program()
         assert found is not None
         identity = {
@@ -119,6 +121,6 @@ class Seaweed:
             if "bucket-0" not in {one["Name"] for one in self._client.list_buckets()["Buckets"]}:
                 self._client.create_bucket(Bucket="bucket-0")
             self._client.put_object(Bucket="bucket-0", Key="here", Body=b"it is")
-        except (BotoCoreError, ClientError):
+        except self._errors:
             return False
         return True
