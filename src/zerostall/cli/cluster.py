@@ -91,8 +91,10 @@ def _link(url: str | None, token_file: Path | None) -> ManagerLink:
 def _print(state: State) -> None:
     there = sum(node.health == "alive" for node in state.nodes)
     say(f"{there} of {len(state.nodes)} nodes alive, {len(state.runs)} runs, manager up {span(state.uptime)}")
+    if state.topology:
+        say(f"topology of {clean(state.topology)}")
     if state.nodes:
-        columns = ("node", "health", ">heard", ">training", ">replicas", ">memory", ">seals", ">stores", "why")
+        columns = ("node", "health", ">heard", ">training", ">replicas", ">memory", ">seals", ">stores", "at", "why")
         emit_table(columns, [_node(node) for node in state.nodes[:_NODES]])
     if len(state.nodes) > _NODES:
         say(f"and {len(state.nodes) - _NODES} more nodes; those with trouble come first")
@@ -113,7 +115,8 @@ def _node(node: NodeView) -> tuple[str, ...]:
         size(node.host_bytes),
         rate(node.sealed_rate),
         rate(node.stored_rate),
-        node.error or node.reason or "–",
+        node.labels or "–",
+        node.error or node.reason or node.stands or "–",
     )
 
 
@@ -124,6 +127,8 @@ def _print_run(run: RunView) -> None:
         say(f"nothing to go back to: {run.target_reason}", "bold red")
     else:
         say(f"goes back to step {run.target}, {span(run.rpo or 0.0)} ago: {run.target_reason}")
+    for copies in run.copies:
+        say(f"replicas: {copies}")
     for waiting in run.waiting:
         say(f"waiting: {waiting}", "yellow")
     rows = [

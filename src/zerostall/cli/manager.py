@@ -12,6 +12,7 @@ from zerostall import config
 from zerostall.cli.output import say
 from zerostall.core.cluster import Patience
 from zerostall.errors import CapabilityError
+from zerostall.telemetry import log
 
 
 def manager(
@@ -34,6 +35,7 @@ def manager(
     suspect_after: Annotated[float, typer.Option(help="seconds of silence")] = 2.5,
     lost_after: Annotated[float, typer.Option(help="seconds of silence")] = 5.0,
     copies: Annotated[int, typer.Option(help="replicas of each image in other nodes' memory")] = 1,
+    topology: Annotated[Path | None, typer.Option(help="file of racks and switches; see docs/cluster.md")] = None,
     certificate: Annotated[Path | None, typer.Option(help="for TLS")] = None,
     key: Annotated[Path | None, typer.Option(help="for TLS")] = None,
 ) -> None:
@@ -41,7 +43,7 @@ def manager(
     try:
         from zerostall.manager import process
         from zerostall.manager.etcd import Place
-        from zerostall.manager.settings import ManagerSettings, state_folder
+        from zerostall.manager.settings import ManagerSettings, read_topology, state_folder
     except ImportError as error:
         raise CapabilityError(
             f"the manager needs the package {error.name}", hint="pip install 'zerostall[manager]'"
@@ -57,8 +59,11 @@ def manager(
         key=key,
         store=Place.parse(store) if store else None,
         store_authorities=store_ca,
+        fabric=read_topology(topology.absolute()) if topology else None,
     )
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    if settings.fabric is not None:
+        log.info("topology of %s: %s", settings.fabric.source, settings.fabric.words)
     scheme = "https" if certificate else "http"
     name = f"[{host}]" if ":" in host else host
 

@@ -17,11 +17,13 @@ class Place(msgspec.Struct, frozen=True, order=True):
         rack: one power supply, one cooling.
         leaf: the switch that the node's cable goes to.
         pod: what can be reached without the core of the network.
+        spines: the switches that the leaf switch is tied to, sorted; where they are known, a pod need not be.
     """
 
     rack: str = ""
     leaf: str = ""
     pod: str = ""
+    spines: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Place:
@@ -35,7 +37,8 @@ class Place(msgspec.Struct, frozen=True, order=True):
         return cls(**labels)
 
     def __str__(self) -> str:
-        return ",".join(f"{label}={value}" for label in LABELS if (value := getattr(self, label)))
+        said = [f"{label}={value}" for label in LABELS if (value := getattr(self, label))]
+        return ",".join([*said, f"spines={'+'.join(self.spines)}"] if self.spines else said)
 
 
 def apart(one: Place, other: Place) -> int:
@@ -47,7 +50,25 @@ def hops(one: Place, other: Place) -> int:
     """Links between two different nodes of a fat tree: 2 under one leaf switch, 4 within a pod, 6 through the core."""
     if one.leaf and one.leaf == other.leaf:
         return 2
+    if one.spines and other.spines:
+        return 4 if set(one.spines) & set(other.spines) else 6
     return 6 if one.pod and other.pod and one.pod != other.pod else 4
+
+
+def way(one: Place, other: Place) -> str:
+    """In words, how two different nodes stand to each other."""
+    shared = [
+        what
+        for what, here, there in (("rack", one.rack, other.rack), ("leaf switch", one.leaf, other.leaf))
+        if not _differ(here, there)
+    ]
+    if shared:
+        apartness = f"same {' and '.join(shared)}"
+    elif (one.rack and other.rack) or (one.leaf and other.leaf):
+        apartness = f"another {'rack' if one.rack and other.rack else 'leaf switch'}"
+    else:
+        return "another node, no rack or switch is known"
+    return f"{apartness}, {hops(one, other)} hops" if one.leaf and other.leaf else apartness
 
 
 def _differ(one: str, other: str) -> bool:

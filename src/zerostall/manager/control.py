@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 from zerostall.core import prefetch, rollback
 from zerostall.core.cluster import Change, Cluster, Health, Hearing, Patience
-from zerostall.core.placement import ImageId, Load, Placement, Site
+from zerostall.core.fabric import Fabric, Stand, stand
+from zerostall.core.placement import ImageId
 from zerostall.core.rollback import Holding, Home, Key, Standing, Steps, Target, Verdict
 from zerostall.core.topology import Place
+from zerostall.manager.placing import Placing
 from zerostall.manager.rates import Rates
 from zerostall.manager.store import Batch, NodeRow, Remembered
 from zerostall.wire import cluster as w
@@ -31,7 +33,7 @@ class Known:
     """What a node's agent has said of itself, beside its health."""
 
     join: w.Join
-    place: Place
+    stand: Stand
     since: float
     report: w.Report | None = None
     version: int = -1
@@ -41,23 +43,19 @@ class Known:
     dirty: list[tuple[int | None, w.Dirty]] = field(default_factory=list)  # with the sequence it was first sent at
 
     @property
+    def place(self) -> Place:
+        return self.stand.place
+
+    @property
     def peer(self) -> w.Peer:
         return w.Peer(self.join.node, self.join.peer)
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What `core.placement.place` is to be asked; it may be answered on another thread."""
-
-    loads: tuple[Load, ...]
-    sites: dict[str, Site]
-    before: dict[ImageId, tuple[str, ...]]
-
-
 class Control:
-    """Everything the manager has in memory."""
+    """Everything the manager has in memory; `fabric` is what a topology file says, where there is one."""
 
-    def __init__(self, patience: Patience, remembered: Remembered) -> None:
+    def __init__(self, patience: Patience, remembered: Remembered, fabric: Fabric | None = None) -> None:
+        self.fabric = fabric
         self.cluster = Cluster(patience)
         self.steps = Steps()
         self.known: dict[str, Known] = {}
@@ -65,16 +63,13 @@ class Control:
         self.targets: dict[str, Target] = {}
         self.errands: dict[str, Errands] = {}
         self.broken: set[str] = set()
-        self.placement = Placement({}, {}, {})
+        self.placing = Placing(self.cluster, self.steps, self.known, self.tell)
         self.events: deque[Event] = deque(remembered.events[-EVENTS_SHOWN:], maxlen=EVENTS_SHOWN)
         self.wall = 0.0
         self._batch = Batch()
-        self._sizes: dict[ImageId, int] = {}
-        self._unplaced = True
         self._fetching: dict[str, list[w.Fetching]] = {}
         self._gone_since: dict[str, float] = {}
         self._next_event = remembered.events[-1].id + 1 if remembered.events else 1
-        self._plans = 0
         for row in remembered.nodes:
             self.cluster.recall(row.name, row.instance, row.epoch, present=row.present, retired=row.retired)
         self.steps.marks.update(remembered.marks)
@@ -84,7 +79,7 @@ class Control:
     def join(self, message: w.Join, now: float) -> w.Joined | w.Refusal:
         """An agent asks for its node; the answer may be given once what `take_batch` returns is stored."""
         try:
-            place = Place.parse(message.labels)
+            labels = Place.parse(message.labels)
         except ValueError as error:
             return w.Refusal("malformed", str(error))
         admission = self.cluster.join(
@@ -98,9 +93,12 @@ class Control:
             self._remember(message.node)
             self.tell("node", message.node, f"in epoch {admission.epoch}: {admission.reason}")
         if admission.changed or message.node not in self.known:
-            self.known[message.node] = Known(message, place, now)
+            standing = stand(message.node, labels, self.fabric)
+            self.known[message.node] = Known(message, standing, now)
+            if standing.doubt:
+                self.tell("topology", message.node, standing.reason)
         self._gone_since.pop(message.node, None)
-        self._unplaced = True
+        self.placing.stale = True
         return w.Joined(epoch=admission.epoch, interval=self.cluster.patience.interval)
 
     def report(self, message: w.Report, now: float) -> w.Answer | w.Refusal:
@@ -175,56 +173,6 @@ class Control:
         self._fetching = defaultdict(list)
         for run in list(self.steps.runs):
             self._judge(run, absent, places, spare, now)
-
-    def question(self) -> Question | None:
-        """What is to be placed anew; None while nothing has changed that matters."""
-        if not self._unplaced:
-            return None
-        self._unplaced = False
-        loads: list[Load] = []
-        before: dict[ImageId, tuple[str, ...]] = {}
-        for run, table in self.steps.runs.items():
-            held = self._replicas_held(run)
-            for rank, (home, _) in table.homes.items():
-                image = ImageId(run, rank)
-                node = self.cluster.nodes.get(home)
-                nbytes = self._sizes.get(image, 0)
-                if node is None or node.health is Health.left or not nbytes:
-                    continue
-                loads.append(Load(image, home, nbytes))
-                before[image] = self.placement.targets.get(image) or held.get(rank, ())
-        sites = {
-            name: Site(known.place, known.join.offers)
-            for name, known in self.known.items()
-            if self.cluster.nodes[name].present and known.join.peer and known.join.offers
-        }
-        return Question(tuple(loads), sites, before)
-
-    def placed(self, placement: Placement) -> None:
-        """The answer to `question`: every node whose part of it is another one gets a new plan."""
-        before, self.placement = self.placement, placement
-        partners: dict[str, list[w.Partner]] = defaultdict(list)
-        guests: dict[str, list[w.Guest]] = defaultdict(list)
-        for image, nodes in placement.targets.items():
-            home = self.steps.runs[image.run].homes[image.rank][0] if image.run in self.steps.runs else ""
-            peers = tuple(self.known[node].peer for node in nodes if node in self.known)
-            partners[home].append(w.Partner(image.run, image.rank, peers))
-            for peer in peers:
-                guests[peer.node].append(w.Guest(image.run, image.rank))
-        for name, known in self.known.items():
-            mine = tuple(sorted(partners[name], key=lambda partner: (partner.run, partner.rank)))
-            theirs = tuple(sorted(guests[name]))
-            if (mine, theirs) != (known.plan.partners, known.plan.guests):
-                self._plans += 1
-                known.plan = w.Plan(self._plans, mine, theirs)
-        if placement.moved:
-            image, reason = next(iter(placement.moved.items()))
-            more = f" and {len(placement.moved) - 1} more" if len(placement.moved) > 1 else ""
-            self.tell("replica", image.run, f"rank {image.rank}{more} placed anew: {reason}")
-        for image, reason in placement.short.items():
-            if before.short.get(image) != reason:
-                self.tell("replica", image.run, f"rank {image.rank}: {reason}")
-                break
 
     def mark(self, key: Key, reason: str) -> None:
         """A snapshot is dirty for good, and every node that has part of it is told."""
@@ -304,15 +252,12 @@ class Control:
             for rank in note.ranks:
                 if rank.home:
                     homes.append(Home(note.run, rank.rank, note.world, rank.trains))
-                    image = ImageId(note.run, rank.rank)
-                    if self._sizes.get(image) != rank.nbytes:
-                        self._sizes[image] = rank.nbytes
-                        self._unplaced = True
+                    self.placing.size(ImageId(note.run, rank.rank), rank.nbytes)
                 for copy in rank.copies:
                     holdings.append(Holding(Key(note.run, copy.step, copy.attempt), rank.rank, copy.tier))
         before = {home.rank: self._home(home) for home in homes}
         self.steps.say(known.join.node, homes, holdings, now)
-        self._unplaced = self._unplaced or any(self._home(home) != before[home.rank] for home in homes)
+        self.placing.stale = self.placing.stale or any(self._home(home) != before[home.rank] for home in homes)
 
     def _home(self, home: Home) -> str:
         table = self.steps.runs.get(home.run)
@@ -335,7 +280,7 @@ class Control:
             self.steps.gone(change.node, now)
             self._gone_since[change.node] = now
             self._remember(change.node)
-            self._unplaced = True
+            self.placing.stale = True
 
     def _forget(self, name: str) -> None:
         self._gone_since.pop(name)
@@ -360,16 +305,6 @@ class Control:
             for name, known in self.known.items()
             if name not in taken and self.cluster.nodes[name].present and known.join.peer
         )
-
-    def _replicas_held(self, run: str) -> dict[int, tuple[str, ...]]:
-        """Where replicas of each rank are already: what is known of a placement when this process is new."""
-        if any(image.run == run for image in self.placement.targets):
-            return {}
-        held: dict[int, set[str]] = defaultdict(set)
-        for snapshot in self.steps.runs[run].snapshots.values():
-            for rank, holders in snapshot.holders.items():
-                held[rank].update(node for node, tier in holders if tier == "replica")
-        return {rank: tuple(sorted(nodes)) for rank, nodes in held.items()}
 
 
 def _created(known: Known, key: Key, rank: int) -> float:

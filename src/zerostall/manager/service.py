@@ -52,7 +52,7 @@ class Service:
     def __init__(
         self, settings: ManagerSettings, store: Store | EtcdStore, secret: str, leads: Callable[[], bool] = lambda: True
     ) -> None:
-        self.control = Control(settings.patience, store.load())
+        self.control = Control(settings.patience, store.load(), settings.fabric)
         self._store = store
         self._secret = secret
         self._settings = settings
@@ -90,7 +90,7 @@ class Service:
             await asyncio.sleep(pause)
 
     async def _place(self) -> None:
-        question = self.control.question()
+        question = self.control.placing.question()
         if question is None:
             return
         # On another thread: for thousands of nodes it takes a tenth of a second, and heartbeats go on meanwhile.
@@ -101,7 +101,7 @@ class Service:
             copies=self._settings.copies,
             before=question.before,
         )
-        self.control.placed(answer)
+        self.control.placing.placed(answer)
 
     async def _save(self) -> None:
         async with self._storing:

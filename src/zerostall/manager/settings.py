@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerostall.core.cluster import Patience
-from zerostall.errors import CapabilityError
+from zerostall.core.fabric import Fabric
+from zerostall.errors import CapabilityError, FormatError
 
 if TYPE_CHECKING:
     from zerostall.manager.etcd import Place
@@ -29,6 +30,7 @@ class ManagerSettings:
     patience: how long nodes may be silent.
     copies: replicas of each image.
     certificate, key: for TLS; None for plain HTTP.
+    fabric: where nodes stand, from a topology file; None to go by their labels.
     """
 
     state: Path
@@ -41,6 +43,7 @@ class ManagerSettings:
     key: Path | None = None
     store: Place | None = None
     store_authorities: Path | None = None
+    fabric: Fabric | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 1 << 16:
@@ -70,6 +73,20 @@ class ManagerSettings:
     def loopback(self) -> bool:
         """Can only this machine reach it?"""
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+
+def read_topology(path: Path) -> Fabric:
+    """What a topology file says.
+
+    Raises:
+        FormatError: it is none, or not there.
+    """
+    try:
+        return Fabric.parse(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path} is no text: {error}") from error
+    except OSError as error:
+        raise FormatError(f"the topology file {path} cannot be read: {error.strerror}") from error
 
 
 def state_folder() -> Path:

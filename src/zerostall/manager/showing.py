@@ -33,6 +33,7 @@ def show(control: Control, now: float, uptime: float, decision_ms: float) -> Sta
         stall_bounds=HISTOGRAM,
         stalls=_stalls(control),
         decision_ms=decision_ms,
+        topology=f"{control.fabric.source}: {control.fabric.words}" if control.fabric else "",
     )
 
 
@@ -60,6 +61,7 @@ def _node(node: Node, known: Known | None) -> NodeView:
         stored_rate=rates.of("stored_bytes") if rates else 0.0,
         sent_rate=rates.of("sent_bytes") if rates else 0.0,
         received_rate=rates.of("received_bytes") if rates else 0.0,
+        stands=known.stand.reason if known else "",
     )
 
 
@@ -84,6 +86,7 @@ def _run(control: Control, run: str, table: RunTable, now: float) -> RunView:
             if verdict.key in table.snapshots
         ),
         waiting=tuple(f"rank {rank}: {why}" for rank, why in errands.waiting[:8]) if errands else (),
+        copies=control.placing.words(run),
     )
 
 

@@ -24,7 +24,9 @@ class Event(View, frozen=True):
 
 
 class NodeView(View, frozen=True, kw_only=True):
-    """A node; `silent` in seconds, rates in bytes a second."""
+    """A node; `silent` in seconds, rates in bytes a second; `stands` says whether `labels` are a
+    topology file's or its own, where there is such a file.
+    """
 
     name: str
     health: str
@@ -45,6 +47,7 @@ class NodeView(View, frozen=True, kw_only=True):
     stored_rate: float
     sent_rate: float
     received_rate: float
+    stands: str = ""
 
 
 class SnapshotView(View, frozen=True):
@@ -65,6 +68,7 @@ class RunView(View, frozen=True, kw_only=True):
     Attributes:
         target, target_reason: the step that training would go back to now, and why.
         rpo: seconds of training that would be lost with it; None while there is none.
+        copies: where replicas go and why there, what is wanting in front.
     """
 
     run: str
@@ -78,10 +82,14 @@ class RunView(View, frozen=True, kw_only=True):
     replicated: int
     snapshots: tuple[SnapshotView, ...]
     waiting: tuple[str, ...] = ()
+    copies: tuple[str, ...] = ()
 
 
 class State(View, frozen=True, kw_only=True):
-    """The cluster now; `now` in seconds since 1970, `stalls` by the buckets whose upper bounds are `stall_bounds`."""
+    """The cluster now; `now` in seconds since 1970, `stalls` by the buckets whose upper bounds are `stall_bounds`.
+
+    `topology` says what the topology file has, "" where there is none.
+    """
 
     now: float
     uptime: float
@@ -93,3 +101,4 @@ class State(View, frozen=True, kw_only=True):
     stall_bounds: tuple[float, ...]
     stalls: tuple[int, ...]
     decision_ms: float
+    topology: str = ""
