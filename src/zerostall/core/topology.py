@@ -34,7 +34,7 @@ class Place(msgspec.Struct, frozen=True, order=True):
             if not equals or name not in LABELS or name in labels or not _LABEL.fullmatch(value):
                 raise ValueError(f"{part!r} is no label: write {', '.join(f'{label}=NAME' for label in LABELS)}")
             labels[name] = value
-        return cls(*(labels.get(label, "") for label in LABELS))
+        return cls(labels.get("rack", ""), labels.get("leaf", ""), labels.get("pod", ""))
 
     def __str__(self) -> str:
         said = [f"{label}={value}" for label in LABELS if (value := getattr(self, label))]
