@@ -60,8 +60,11 @@ class Stepping(torch.optim.Optimizer):
         self._flips.ask(reader, nbytes)
         return None
 
+    @torch.compiler.disable  # what is still to be read, and where, is no part of a graph
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, closure: Callable[[], Any] | None = None
+    ) -> Any:
         """Take a step; `closure` computes the loss anew, and is called first."""
         _check_capture(self)
         self._keep_implementation()

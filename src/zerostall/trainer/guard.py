@@ -10,14 +10,14 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from zerostall.core.reading import Flipping
 from zerostall.telemetry import say_once
 from zerostall.trainer import storages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-    import torch
 
     from zerostall.core.reading import Claim, Placed
     from zerostall.telemetry import Stats
@@ -57,11 +57,11 @@ class Guard:
             if (guard := me()) is not None:
                 guard.protect()
 
-        self._handles = [
-            optimizer.register_step_pre_hook(before_step)
-            for optimizer in optimizers
-            if not (policies.offers_flips and self._flips(optimizer))
-        ]
+        hooked = [one for one in optimizers if not (policies.offers_flips and self._flips(one))]
+        if hooked:
+            # A step that is compiled is traced with its hooks: this one reads clocks and addresses of now.
+            before_step = torch.compiler.disable(before_step)  # pyright: ignore[reportAssignmentType]
+        self._handles = [optimizer.register_step_pre_hook(before_step) for optimizer in hooked]
         policies.flips = bool(self._flipping)
         storages.ask(self)
 

@@ -44,7 +44,11 @@ class Stager(AsyncStager):
         self._running: native.Capture | None = None
         self._last: Future[dict[str, Any]] | None = None
         self._optimizers = optimizers
-        self._hooks = [optimizer.register_step_pre_hook(lambda *_: self._protect()) for optimizer in optimizers]
+        before_step = torch.compiler.disable(lambda *_: self._protect())
+        self._hooks = [
+            optimizer.register_step_pre_hook(before_step)  # pyright: ignore[reportArgumentType]
+            for optimizer in optimizers
+        ]
 
     @property
     def should_synchronize_after_execute(self) -> bool:
