@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from hand import wait_until
 from zerostall.errors import ManagerError
-from zerostall.wire import token
+from zerostall.wire import rendezvous, token
 from zerostall.wire.manager_link import ManagerLink
 from zerostall.wire.state import NodeView, RunView, State
 
@@ -132,3 +133,29 @@ def use(environment: dict[str, str], monkeypatch) -> Path:
         if name.startswith("ZEROSTALL_"):
             monkeypatch.setenv(name, value)
     return Path(os.environ["ZEROSTALL_RUNTIME_DIR"])
+
+
+def until_replicated(manager: Manager, step: int, ranks: int = 1) -> None:
+    def there() -> bool:
+        run = manager.run()
+        found = next((s for s in run.snapshots if s.step == step), None) if run else None
+        return found is not None and found.tiers.get("replica") == ranks
+
+    wait_until(there, SECONDS)
+
+
+def only_in_memory(where: Path) -> None:
+    """The disk has lost its steps."""
+    for folder in where.glob("step-*"):
+        shutil.rmtree(folder)
+
+
+def joined(manager: Manager, agents: Agents, *names: str) -> dict[str, Path]:
+    """Agents of these nodes, all of them known to the manager; this process uses the last one's."""
+    folders = {}
+    for name in names:
+        folders[name] = agents(name)
+        rendezvous.connect_or_start(folders[name]).close()
+    for name in names:
+        manager.until_health(name, "alive")
+    return folders

@@ -6,6 +6,8 @@ ZEROSTALL_HOST_BUDGET    most bytes of shared memory the agent lends on this nod
                          suffixes K, M, G, T are powers of 1024
 ZEROSTALL_VAULT_BUDGET   most bytes of each GPU's memory that the agent lends to other GPUs' trainers, where these ask
                          for it with `peer=True` (default: half of what is free when it is first asked for; 0: none)
+ZEROSTALL_SCRUB_RATE     most bytes a second of the images in memory that are checked once more although nobody asks,
+                         while nothing else goes on (default: 64M; 0: none)
 ZEROSTALL_AGENT_IDLE     seconds without a trainer after which the agent leaves (default: 1800)
 ZEROSTALL_COPY_THREADS   threads that copy tensors in the training process (default: 2, or 8 where the state is
                          on a CUDA device and they take checksums of what arrives; at most half of the cores)
@@ -171,17 +173,20 @@ class AgentSettings:
         host_budget: most bytes of shared memory it lends.
         idle_seconds: it leaves after that long without a trainer and with nothing to do.
         vault_budget: most bytes of each GPU's memory that it lends; None for half of what is free.
+        scrub_rate: most bytes a second that it checks although nobody asks.
     """
 
     runtime_dir: Path
     host_budget: int
     idle_seconds: float
     vault_budget: int | None = None
+    scrub_rate: int = 64 << 20
 
     @classmethod
     def from_environment(cls) -> AgentSettings:
         budget = os.environ.get("ZEROSTALL_HOST_BUDGET")
         vault = os.environ.get("ZEROSTALL_VAULT_BUDGET")
+        scrub = os.environ.get("ZEROSTALL_SCRUB_RATE", "64M")
         idle = os.environ.get("ZEROSTALL_AGENT_IDLE", "1800")
         try:
             idle_seconds = float(idle)
@@ -194,6 +199,7 @@ class AgentSettings:
             host_budget=parse_bytes(budget, "ZEROSTALL_HOST_BUDGET") if budget else memory_limit() // 2,
             idle_seconds=idle_seconds,
             vault_budget=parse_bytes(vault, "ZEROSTALL_VAULT_BUDGET") if vault else None,
+            scrub_rate=parse_bytes(scrub, "ZEROSTALL_SCRUB_RATE"),
         )
 
 

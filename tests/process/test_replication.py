@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cluster import QUICK, SECONDS, Agents, Manager
+from cluster import QUICK, SECONDS, Agents, Manager, joined, only_in_memory, until_replicated
 from hand import HandTrainer, close_all, kill_agent, wait_until
 from images import HandMade
 from zerostall import Checkpointer, native
@@ -19,34 +18,6 @@ from zerostall.wire import cluster as w
 from zerostall.wire import messages as m
 from zerostall.wire import peers as p
 from zerostall.wire import token
-
-
-def until_replicated(manager: Manager, step: int, ranks: int = 1) -> None:
-    def there() -> bool:
-        run = manager.run()
-        found = next((s for s in run.snapshots if s.step == step), None) if run else None
-        return found is not None and found.tiers.get("replica") == ranks
-
-    wait_until(there, SECONDS)
-
-
-def only_in_memory(where: Path) -> None:
-    """The disk has lost its steps."""
-    for folder in where.glob("step-*"):
-        shutil.rmtree(folder)
-
-
-def joined(manager: Manager, agents: Agents, *names: str) -> dict[str, Path]:
-    """Agents of these nodes, all of them known to the manager; this process uses the last one's."""
-    folders = {}
-    for name in names:
-        folders[name] = agents(name)
-        from zerostall.wire import rendezvous
-
-        rendezvous.connect_or_start(folders[name]).close()
-    for name in names:
-        manager.until_health(name, "alive")
-    return folders
 
 
 def left_by_a_lost_node(manager: Manager, folders: dict[str, Path], where: Path, step: int) -> HandMade:

@@ -131,6 +131,20 @@ def test_an_image_comes_whole(home: Home, made: HandMade, transports: tuple[Tran
     wait_until(lambda: home.images.held == 0)
 
 
+@pytest.mark.parametrize(
+    ("start", "count", "nbytes"), [(1, 1, CHUNK), (1, 2, LAYOUT.nbytes - CHUNK), (2, 5, LAYOUT.nbytes - 2 * CHUNK)]
+)
+def test_some_chunks_come_alone(
+    home: Home, made: HandMade, transports: tuple[Transport, Transport], start: int, count: int, nbytes: int
+) -> None:
+    target, request = Target(), p.Pull(RUN, 0, 7, start=start, count=count)
+    pull(home.door.address, "n2", SECRET, request, target.room, transport=transports[1], stopping=lambda _: False)
+    expected = bytearray(LAYOUT.nbytes)
+    expected[start * CHUNK : start * CHUNK + nbytes] = made.bytes[start * CHUNK : start * CHUNK + nbytes]
+    assert bytes(target.segment.view(0, LAYOUT.nbytes)) == expected
+    assert home.pace.sent == nbytes
+
+
 def test_what_is_not_there_is_said(home: Home) -> None:
     with pytest.raises(SnapshotNotFoundError, match="no step 8 here"):
         fetch(home.door.address, Target(), step=8)

@@ -12,7 +12,7 @@ from zerostall.tiers.host import HostTier, stride_of
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from zerostall.agent.client import Client
     from zerostall.agent.stowage import Stowage
@@ -113,14 +113,24 @@ class Berth:
         return tier.manifest(step) if tier is not None and step in tier.steps() else None
 
     def clean_steps(self) -> list[int]:
-        return sorted({step for tier in self.tiers() for step in tier.steps()})
+        return sorted({step for tier in self.tiers() for step in tier.steps() if not tier.damage(step)})
+
+    def damaged(self) -> Iterator[tuple[int, str]]:
+        """The images that fail their checksums: step, and what is wrong."""
+        return ((step, why) for step in self.sealed_steps() if (why := self.damage(step)))
+
+    def damage(self, step: int) -> str:
+        """What is wrong with the image of `step`; "" for nothing, or where there is none."""
+        tier = self.tier_with(step)
+        return tier.damage(step) if tier is not None else ""
 
     def clean_copies(self) -> list[m.CopyFacts]:
+        """The images of clean steps, those with the damage that fail their checksums."""
         found = {step: tier for tier in reversed(self.tiers()) for step in tier.steps()}
-        known = ((step, tier.manifest(step)) for step, tier in sorted(found.items()))
+        known = ((step, tier.manifest(step), m.plain(tier.damage(step))) for step, tier in sorted(found.items()))
         return [
-            m.CopyFacts(step=step, tier="host", clean=True, created=manifest.created, world=manifest.world)
-            for step, manifest in known
+            m.CopyFacts(step, "host", clean=not damage, created=whole.created, reason=damage, world=whole.world)
+            for step, whole, damage in known
         ]
 
     def seal(self, slot: int, record: Record, wish: Wish) -> None:
@@ -222,6 +232,10 @@ class Berth:
 
     def held(self) -> bool:
         return any(tier.held() for tier in self.tiers())
+
+    def reading(self) -> bool:
+        """Does somebody read any image just now?"""
+        return any(tier.reading() for tier in self.tiers())
 
     def nbytes(self) -> int:
         return sum(tier.segment.nbytes for tier in self.tiers())

@@ -19,13 +19,18 @@ _numbers = itertools.count(1)
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """A connection and what must be undone when it ends."""
+    """A connection and what must be undone when it ends.
+
+    Attributes:
+        looks_at: the images that it has fetched and not let go of, by rank and step.
+    """
 
     channel: Channel[Any]
     name: str = ""
     pid: int = 0
     broken: bool = False
     fetched: list[Callable[[], None]] = field(default_factory=list)
+    looks_at: set[tuple[int, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.name = f"client {next(_numbers)}"
@@ -42,6 +47,7 @@ class Client:
 
     def release_fetched(self) -> None:
         """Let go of everything that was held for this client to read."""
+        self.looks_at.clear()
         while self.fetched:
             self.fetched.pop()()
 

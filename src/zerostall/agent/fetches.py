@@ -122,7 +122,8 @@ class Fetches:
         self, berths: Mapping[int, Berth], rank: int, step: int
     ) -> tuple[Manifest | None, dict[int, Stored]]:
         """The manifest of a step that is clean in memory, and what of it is in memory of this node."""
-        tiers = {other: tier for other, berth in berths.items() if (tier := berth.tier_with(step)) is not None}
+        sound = {other: berth for other, berth in berths.items() if not berth.damage(step)}
+        tiers = {other: tier for other, berth in sound.items() if (tier := berth.tier_with(step)) is not None}
         if rank not in tiers:
             # This rank was not there, or its image is gone: any other's manifest is as good.
             rank = min(tiers, default=-1)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from zerostall.agent.berth import Berth, Wish
-from zerostall.agent.holdings import copy_note
+from zerostall.agent.holdings import copy_note, damage_notes
 from zerostall.core.candidates import Past
 from zerostall.core.replicas import unneeded
 from zerostall.telemetry import log
 from zerostall.wire import cluster as w
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from zerostall import native
     from zerostall.core.layout import Layout
@@ -77,6 +77,10 @@ class Guests:
             for slot in tier.slots.sealed()
         }
 
+    def berths(self) -> Iterator[tuple[ImageId, Berth]]:
+        """The memory of each."""
+        return ((image, guest.berth) for image, guest in self._guests.items())
+
     def tier_with(self, image: ImageId, step: int) -> HostTier | None:
         guest = self._guests.get(image)
         return guest.berth.tier_with(step) if guest else None
@@ -130,7 +134,7 @@ class Guests:
             guest.berth.forget_step(step)
 
     def drop(self, image: ImageId, past: Past) -> None:
-        """The image here is damaged."""
+        """The image here is damaged, and nobody has a better one just now: its home may offer it again."""
         guest = self._guests.get(image)
         if guest is not None:
             guest.berth.forget({past})
@@ -162,8 +166,11 @@ class Guests:
             copy_note(tier.record_of(slot.step), "replica", guest.attempts.get(slot.step, ""))
             for tier in guest.berth.tiers()
             for slot in tier.slots.sealed()
+            if not tier.damage(slot.step)
         )
-        return w.RankNote(rank=image.rank, home=False, trains=False, copies=copies)
+        return w.RankNote(
+            rank=image.rank, home=False, trains=False, copies=copies, damaged=tuple(damage_notes(guest.berth))
+        )
 
     def close(self) -> None:
         for guest in self._guests.values():

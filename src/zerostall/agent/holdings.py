@@ -15,7 +15,7 @@ from zerostall.wire import cluster as w
 from zerostall.wire.messages import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from zerostall.agent.berth import Berth
     from zerostall.agent.run import Run
@@ -99,6 +99,7 @@ def _rank_note(berth: Berth) -> w.RankNote:
         slot.step: copy_note(tier.record_of(slot.step), tier.name, attempt_at(berth, slot.step))
         for tier in reversed(berth.tiers())
         for slot in tier.slots.sealed()
+        if not tier.damage(slot.step)
     }
     return w.RankNote(
         rank=berth.rank,
@@ -106,7 +107,14 @@ def _rank_note(berth: Berth) -> w.RankNote:
         trains=berth.client is not None,
         copies=tuple(copies[step] for step in sorted(copies)),
         nbytes=berth.current.layout.nbytes if berth.current else 0,
+        damaged=tuple(damage_notes(berth)),
     )
+
+
+def damage_notes(berth: Berth) -> Iterator[w.DamageNote]:
+    """The images in a berth on which nobody may count."""
+    for step, reason in berth.damaged():
+        yield w.DamageNote(step, plain(reason)[:1000])
 
 
 def copy_note(record: Record, tier: str, attempt: str) -> w.CopyNote:

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 from zerostall import native
 from zerostall.agent.holdings import attempt_at, attempt_stored
 from zerostall.agent.loop_call import Post, on_loop
-from zerostall.core.candidates import Past
 from zerostall.errors import SnapshotNotFoundError
-from zerostall.telemetry import log
 from zerostall.tiers.host import stride_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from zerostall.agent.guests import Guests
+    from zerostall.agent.mending import Doubt
     from zerostall.agent.service import Service
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import Record
@@ -39,9 +38,10 @@ class Given:
 class Images:
     """Any thread."""
 
-    def __init__(self, service: Service, guests: Guests, post: Post) -> None:
+    def __init__(self, service: Service, guests: Guests, doubt: Doubt, post: Post) -> None:
         self._service = service
         self._guests = guests
+        self._doubt = doubt
         self._post = post
 
     @contextlib.contextmanager
@@ -63,12 +63,8 @@ class Images:
             yield given
 
     def damaged(self, image: ImageId, record: Record, chunk: int) -> None:
-        """A copy given here is not what its record says. A guest's is dropped: its home offers it again.
-
-        What trains here keeps its memory as it is; the disk refuses such an image, and others are not given it.
-        """
-        log.warning("step %d of rank %d in memory is damaged, chunk %d", record.step, image.rank, chunk)
-        self._post(lambda: self._guests.drop(image, Past(record.step, record.created)))
+        """A copy given here is not what its record says."""
+        self._doubt(image, record.step, f"chunk {chunk} was given to another node and came damaged")
 
     def _hold(self, image: ImageId, step: int, created: float) -> tuple[Given, Callable[[], None]] | DiskTier:
         """On the loop: hold the image in memory; where it is not there, the run's folder."""
@@ -80,9 +76,13 @@ class Images:
             berth = run.berths.get(image.rank)
             tier = berth.tier_with(step) if berth else None
             if berth is not None and tier is not None and created in (0.0, tier.record_of(step).created):
+                if tier.damage(step):
+                    return disk
                 return self._held(tier, step, attempt_at(berth, step))
         tier = self._guests.tier_with(image, step)
         if tier is not None and created in (0.0, tier.record_of(step).created):
+            if damage := tier.damage(step):
+                raise SnapshotNotFoundError(f"its copy is damaged: {damage}")
             return self._held(tier, step, self._guests.attempt(image, step))
         if disk is None:
             raise SnapshotNotFoundError(f"no step {step} of rank {image.rank} here")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from zerostall.agent.elsewhere import Elsewhere
+from zerostall.agent.good_copies import Neighbourhood
 from zerostall.agent.holdings import take_census
 from zerostall.agent.replication import Replication
 from zerostall.agent.reporter import Reporter
@@ -37,13 +38,15 @@ class Member:
         self._replication: Replication | None = None
         if settings.peer:
             self._replication = Replication(service, settings, secret, service.pool, service.post)
-        self._reporter = Reporter(service.post, settings, secret, self._look, self._replication)
+        self._reporter = Reporter(service.post, settings, secret, self._look, self._replication, service.upkeep)
         if self._replication is not None:
             service.elsewhere = Elsewhere(self._replication, self._reporter, settings.node, service.post)
+            service.upkeep.join(Neighbourhood(settings.node, self._replication, self._reporter))
         service.stays = True
         self._reporter.start()
 
     def close(self) -> None:
+        self._service.upkeep.close()  # it reads what is about to be given back
         self._reporter.close()
         if self._replication is not None:
             self._replication.close()

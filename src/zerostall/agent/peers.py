@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from zerostall.agent.images import Given, Images
     from zerostall.agent.transport import Transport
+    from zerostall.core.manifest import Record
 
 MOST_CONNECTIONS = 64
 _ACCEPT_SECONDS = 0.5
@@ -183,12 +184,17 @@ class PeerDoor:
             outlet = stack.enter_context(self._transport.outlet(channel, request.transport))
             layout, encoded = layouts.encode(given.layout), manifests.encode_record(record)
             channel.send(p.Coming(layout, encoded, given.attempt, outlet.ground))
-            for chunk in range(max(0, request.start), len(record.checksums)):
+            for chunk in _chunks(request, record):
                 start = chunk * record.chunk_bytes
                 nbytes = min(record.chunk_bytes, record.nbytes - start)
                 self._pace.pass_by(nbytes)
                 outlet.send_bytes(given.view(start, nbytes))
             outlet.finish()
+
+
+def _chunks(request: p.Pull, record: Record) -> range:
+    start, chunks = max(0, request.start), len(record.checksums)
+    return range(start, min(chunks, start + request.count) if request.count > 0 else chunks)
 
 
 def _damaged(given: Given, chunk: int) -> int | None:

@@ -52,6 +52,8 @@ def pull(
 ) -> Pulled:
     """Fetch an image into the memory that `room` gives (a view for an offset and a length); whole when this returns.
 
+    Of a request that names a `start` or a `count`, those chunks are.
+
     Raises:
         SnapshotNotFoundError: the other side does not have it, or no longer, or found that its copy is damaged.
         CorruptError: a chunk failed its checksum each time.
@@ -62,12 +64,13 @@ def pull(
     view: Callable[[int, int], memoryview] | None = None
     failures, doubted = 0, False
     while True:
-        came = so_far.chunks if so_far else 0
+        came = so_far.chunks if so_far else request.start
         try:
             channel = p.connect(address, node, secret)
             try:
                 asked = transport.asks(address)
-                channel.send(msgspec.structs.replace(request, start=came, transport=asked, doubted=doubted))
+                left = request.count and request.start + request.count - came
+                channel.send(msgspec.structs.replace(request, start=came, count=left, transport=asked, doubted=doubted))
                 answer = channel.receive()
                 if isinstance(answer, p.Absent):
                     raise SnapshotNotFoundError(f"{address}: {answer.reason}")
@@ -80,7 +83,7 @@ def pull(
                     raise SnapshotNotFoundError(f"{address} has another image of step {request.step} by now")
                 way = transport if answer.ground else PlainTcp()
                 with way.inlet(channel, address, answer.ground) as inlet:
-                    _receive(inlet, so_far, view, received)
+                    _receive(inlet, so_far, view, received, _end(request, so_far.record))
                 return so_far
             finally:
                 channel.close()
@@ -89,7 +92,7 @@ def pull(
             failures = 1 if so_far and so_far.chunks > came else failures + 1
             if failures >= tries:
                 raise
-            log.info("%s; trying again from chunk %d", error.args[0], so_far.chunks if so_far else 0)
+            log.info("%s; trying again from chunk %d", error.args[0], so_far.chunks if so_far else request.start)
             if stopping(backoff.pause(failures, 0.5)):
                 raise
 
@@ -103,7 +106,12 @@ def _checked(answer: p.Coming, request: p.Pull, address: str) -> Pulled:
         layout.nbytes,
     ):
         raise CorruptError(f"{address} sent another image than was asked for")
-    return Pulled(layout, record, answer.attempt)
+    return Pulled(layout, record, answer.attempt, request.start)
+
+
+def _end(request: p.Pull, record: Record) -> int:
+    chunks = len(record.checksums)
+    return min(chunks, request.start + request.count) if request.count else chunks
 
 
 def _receive(
@@ -111,9 +119,10 @@ def _receive(
     pulled: Pulled,
     view: Callable[[int, int], memoryview],
     received: Callable[[int], None],
+    end: int,
 ) -> None:
     record = pulled.record
-    while pulled.chunks < len(record.checksums):
+    while pulled.chunks < end:
         start = pulled.chunks * record.chunk_bytes
         chunk = view(start, min(record.chunk_bytes, record.nbytes - start))
         found = 0

@@ -60,7 +60,7 @@ class Replication:
 
     def __init__(self, service: Service, settings: MemberSettings, secret: str, pool: native.Pool, post: Post) -> None:
         self.guests = Guests(Budget(settings.replica_budget), pool)
-        self.images = Images(service, self.guests, post)
+        self.images = Images(service, self.guests, service.upkeep.doubt, post)
         self.pace = Pace(settings.replica_rate)
         self.received = 0
         self._transport = open_transport(settings.transport, settings.node, settings.peer)
@@ -74,6 +74,7 @@ class Replication:
         self._planned: set[ImageId] = set()
         self._offered: dict[ImageId, set[Past]] = {}
         self._gone: dict[ImageId, deque[Past]] = {}
+        self._homes: dict[ImageId, str] = {}
         self._wants: dict[ImageId, Want] = {}
         self._busy: set[ImageId] = set()
         self._changed = threading.Condition()
@@ -112,6 +113,11 @@ class Replication:
                 self._want(Want(image, each.step, 0.0, 1 << 24, each.source.address, each.attempt))
         for dirty in answer.dirty:
             self._post(lambda dirty=dirty: self._forget(dirty))
+
+    def known(self, image: ImageId) -> tuple[str, ...]:
+        """Where other agents listen that may have the image, by the plan and by what was offered. Any thread."""
+        home = self._homes.get(image)
+        return tuple(peer.address for peer in self._plan.get(image, ())) + ((home,) if home else ())
 
     def _forget(self, dirty: w.Dirty) -> None:
         for image in self.guests.ranks_of(dirty.run):
@@ -165,6 +171,7 @@ class Replication:
     def _heard(self, offer: p.Offer) -> None:
         """A home says what it has. A connection's thread."""
         image, there = ImageId(offer.run, offer.rank), set(offer.images)
+        self._homes[image] = offer.address
 
         def look() -> Past | None:
             self.guests.offered(image, there, offer.gone)

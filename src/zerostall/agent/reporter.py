@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from zerostall.agent.loop_call import Post
     from zerostall.agent.replication import Replication
+    from zerostall.agent.upkeep import Upkeep
     from zerostall.config import MemberSettings
 
 INTERVAL = 1.0
@@ -42,12 +43,15 @@ class Reporter:
         secret: str,
         look: Callable[[], Census],
         replication: Replication | None,
+        upkeep: Upkeep,
     ) -> None:
         self.epoch = 0
         self._post = post
         self._settings = settings
         self._take_census = look
         self._replication = replication
+        self._upkeep = upkeep
+        self._findings_told = 0
         self._secret = secret
         self._link = self._connection(2.0)
         self._instance = uuid.uuid4().hex
@@ -181,10 +185,16 @@ class Reporter:
                 sent_bytes=replication.pace.sent if replication else 0,
                 received_bytes=replication.received if replication else 0,
                 stalls=census.stalls if census else (),
+                scrubbed_bytes=self._upkeep.scrubbing.checked,
+                damaged=self._upkeep.mending.damaged,
+                mended=self._upkeep.mending.mended,
             ),
+            findings=self._upkeep.mending.findings(self._findings_told),
+            upkeep=self._upkeep.words(),
         )
         answer = self._link.post("report", report, w.Answer)
         self._told = self._version
+        self._findings_told = max([self._findings_told, *(finding.number for finding in report.findings)])
         return answer
 
     def _leave(self) -> None:

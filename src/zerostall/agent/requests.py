@@ -11,6 +11,7 @@ from zerostall.agent.stowage import Stowage
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core.candidates import Past
+from zerostall.core.placement import ImageId
 from zerostall.core.roll import Save
 from zerostall.errors import AgentError, CapacityError, FormatError
 from zerostall.telemetry import log
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from zerostall.agent.client import Client
     from zerostall.agent.elsewhere import Elsewhere
+    from zerostall.agent.mending import Doubt
     from zerostall.agent.run import Run
     from zerostall.agent.vaults import Vaults
     from zerostall.core.manifest import Record
@@ -32,10 +34,14 @@ class Requests:
     Args:
         reclaim: takes memory back that nobody needs; whether there was some.
         elsewhere: what other nodes have, where this one belongs to a cluster.
+        doubt: told of images that trainers find damaged.
     """
 
-    def __init__(self, vaults: Vaults, reclaim: Callable[[], bool], elsewhere: Callable[[], Elsewhere | None]) -> None:
+    def __init__(
+        self, vaults: Vaults, reclaim: Callable[[], bool], elsewhere: Callable[[], Elsewhere | None], doubt: Doubt
+    ) -> None:
         self._vaults = vaults
+        self._doubt = doubt
         self._reclaim = reclaim
         self._elsewhere = elsewhere
 
@@ -84,12 +90,16 @@ class Requests:
                     lambda: run.fetches.find(client, message, berth.rank, tuple(berth.clean_copies()))
                 )
             case m.Fetch():
+                client.looks_at.add((berth.rank if message.rank is None else message.rank, message.step))
                 run.fetches.fetch(client, run.berths, berth.rank, message)
             case m.Describe() | m.Quote():
                 run.fetches.describe(client, run.berths, berth.rank, message)
             case m.Tidy():
                 run.when_tidy(lambda: client.send(m.Done(id=message.id)))
             case m.Release():
+                for rank, step in sorted(client.looks_at) if message.damaged else ():
+                    why = f"the trainer of rank {berth.rank} found it while it restored: {message.damaged}"
+                    self._doubt(ImageId(run.folder.facts.run, rank), step, why)
                 client.release_fetched()
             case _:
                 raise AgentError(f"{type(message).__name__} is not for this connection")

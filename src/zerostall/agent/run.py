@@ -400,6 +400,9 @@ class Run:
             fallbacks=berth.fallbacks,
             tiers=tuple(tier_reports(self, berth)),
             peer_bytes=berth.stowage.nbytes() if berth.stowage else 0,
+            damaged=tuple(
+                f"step {step}: {m.plain(why)}" for step in berth.sealed_steps() if (why := berth.damage(step))
+            ),
         )
 
     def busy(self) -> bool:

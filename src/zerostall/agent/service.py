@@ -17,7 +17,9 @@ from zerostall import native
 from zerostall.agent.client import Client, NodeClient
 from zerostall.agent.requests import Requests
 from zerostall.agent.run import Run
+from zerostall.agent.upkeep import Upkeep
 from zerostall.agent.vaults import Vaults
+from zerostall.core.placement import ImageId
 from zerostall.errors import (
     AgentError,
     CapabilityError,
@@ -65,7 +67,8 @@ class Service:
         self._last_use = self._started
         self._looked = self._started
         self._leaving = False
-        self._requests = Requests(self._vaults, self._reclaim, lambda: self.elsewhere)
+        self.upkeep = Upkeep(self, self._governor, settings.scrub_rate, self.post)
+        self._requests = Requests(self._vaults, self._reclaim, lambda: self.elsewhere, self.upkeep.doubt)
         self.stays = False  # also when nobody trains: the cluster counts on this node
         self.elsewhere: Elsewhere | None = None
 
@@ -222,6 +225,7 @@ class Service:
 
     def _close(self) -> None:
         log.info("leaving after %.0f s", time.monotonic() - self._started)
+        self.upkeep.close()
         for client in self._clients:
             client.channel.close()
         for run in self._runs.values():
@@ -259,6 +263,7 @@ class Service:
         run = self._runs.get(where)
         if run is None:
             run = Run(where, hello.world, self._budget, self._pool, self.post, self._governor, url, self._watch)
+            run.trickle.refused = self._refused(run)
             self._runs[where] = run
         if not run.attached():
             run.sit(hello.nodes)
@@ -327,6 +332,10 @@ class Service:
             lent = m.Lent(tier.key, tier.segment.nbytes)
             client.send(msgspec.structs.replace(welcome, memory=lent), tier.segment.fileno())
 
+    def _refused(self, run: Run) -> Callable[[int, int, str], None]:
+        """What of a run's images the disk has not taken, since they are not what their records say, is doubted."""
+        return lambda rank, step, why: self.upkeep.doubt(ImageId(run.folder.facts.run, rank), step, why)
+
     def _stop(self, client: Client, request: m.Stop) -> None:
         trainers = [other.pid for other, attached in self._clients.items() if attached is not None]
         if trainers and not request.force:
@@ -338,7 +347,7 @@ class Service:
         """Take back the memory of berths whose trainer is gone and whose images are on disk; True if there was some."""
         freed = 0
         for run in self._runs.values():
-            if run.attached() or run.busy():
+            if run.attached() or run.busy() or any(berth.reading() for berth in run.berths.values()):
                 continue
             for rank in list(run.berths):
                 freed += run.berths.pop(rank).close()
@@ -357,6 +366,7 @@ class Service:
             host_budget=self._budget.limit,
             ranks=tuple(ranks),
             fallbacks=m.Fallback.all(),
+            upkeep=self.upkeep.report(),
         )
 
 

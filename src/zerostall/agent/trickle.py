@@ -55,6 +55,7 @@ class Trickle:
         off: the run has no disk.
         landed: called with each step that got there.
         protected: steps that retention leaves, for somebody reads them.
+        refused: called with rank, step and reason for each image of a step that the disk did not take for what it is.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Trickle:
         self.seat: Seat | None = None
         self.landed: Callable[[int], None] = lambda step: None
         self.protected: Callable[[], frozenset[int]] = frozenset
+        self.refused: Callable[[int, int, str], None] = lambda rank, step, why: None
         self._berths = berths
         self._folder = folder
         self._fetches = fetches
@@ -149,7 +151,9 @@ class Trickle:
         if manifest is None:
             return False
         others = (self._berths.get(rank) for rank in self._ranks(manifest))
-        return all(berth is not None and berth.manifest(step) == manifest for berth in others)
+        return all(
+            berth is not None and berth.manifest(step) == manifest and not berth.damage(step) for berth in others
+        )
 
     def _covered(self, step: int, seat: Seat) -> bool:
         """Have the other nodes the rest of the step's images?"""
@@ -269,6 +273,8 @@ class Trickle:
         self.last_error = f"step {step}: {error.args[0]}"
         if not isinstance(error, StorageError):
             self._given_up.add(step)  # trying again would end the same way
+            for rank in flight.held:
+                self.refused(rank, step, "it was refused on its way to disk")
         log.error("%s: step %d did not get to disk: %s", self._folder.where, step, error)
         for rank, (_, held) in flight.held.items():
             self._berths[rank].send(m.Failed.of(m.Refused.of(0, error), step, held.image.record.created, "disk"))

@@ -55,6 +55,11 @@ def status(json: Json = False) -> None:
         f"agent {report.pid}, version {report.version}, up {report.uptime:.0f} s in {runtime_dir()}: "
         f"{size(report.host_bytes)} of {size(report.host_budget)} lent"
     )
+    upkeep = report.upkeep
+    say(
+        f"images in memory: {upkeep.words}; {size(upkeep.checked)} checked so far, {upkeep.damaged} found damaged, "
+        f"{upkeep.mended} made again"
+    )
     rows = [
         (
             rank.where,
@@ -64,7 +69,7 @@ def status(json: Json = False) -> None:
             steps(rank.host_steps),
             steps(rank.disk_steps),
             "–" if rank.trickling is None else str(rank.trickling),
-            rank.last_error or "–",
+            "; ".join((*rank.damaged, *filter(None, [rank.last_error]))) or "–",
         )
         for rank in report.ranks
     ]

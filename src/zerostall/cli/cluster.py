@@ -116,7 +116,7 @@ def _node(node: NodeView) -> tuple[str, ...]:
         rate(node.sealed_rate),
         rate(node.stored_rate),
         node.labels or "–",
-        node.error or node.reason or node.stands or "–",
+        "; ".join(filter(None, (*node.damaged, node.error or node.reason or node.stands))) or "–",
     )
 
 

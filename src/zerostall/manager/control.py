@@ -41,6 +41,7 @@ class Known:
     rates: Rates = field(default_factory=Rates)
     plan: w.Plan = field(default_factory=lambda: w.Plan(0))
     dirty: list[tuple[int | None, w.Dirty]] = field(default_factory=list)  # with the sequence it was first sent at
+    findings: int = 0  # the number of the last one that was heard
 
     @property
     def place(self) -> Place:
@@ -113,6 +114,7 @@ class Control:
             known.report = message
             known.rates.update(message.counters, now)
             known.dirty = [(sent, dirty) for sent, dirty in known.dirty if sent is None or sent > message.heard]
+            self._found(known, message.findings)
             if message.held is not None and message.version != known.version:
                 known.version, known.runs = message.version, message.held
                 self._take_in(known, message.held, now)
@@ -258,6 +260,15 @@ class Control:
         before = {home.rank: self._home(home) for home in homes}
         self.steps.say(known.join.node, homes, holdings, now)
         self.placing.stale = self.placing.stale or any(self._home(home) != before[home.rank] for home in homes)
+
+    def _found(self, known: Known, findings: tuple[w.Finding, ...]) -> None:
+        """What became of images that were doubted; each is told once."""
+        for finding in findings:
+            if finding.number > known.findings:
+                known.findings = finding.number
+                where = f"{finding.tier} memory of node {known.join.node}"
+                what = f"step {finding.step} of rank {finding.rank} in the {where}"
+                self.tell(finding.kind, finding.run, f"{what}: {finding.reason}")
 
     def _home(self, home: Home) -> str:
         table = self.steps.runs.get(home.run)

@@ -53,10 +53,18 @@ def _nodes(state: State) -> Iterator[Metric]:
     for node in state.nodes:
         for name, family in families.items():
             family.add_metric([node.name], getattr(node, name))
-        for hop in ("sealed", "stored", "sent", "received"):
+        for hop in ("sealed", "stored", "sent", "received", "scrub"):
             rate.add_metric([node.name, hop], getattr(node, f"{hop}_rate"))
     yield from families.values()
     yield rate
+    images = GaugeMetricFamily("zerostall_node_damaged_images", "that fail their checksums now", labels=["node"])
+    found = CounterMetricFamily("zerostall_node_images_damaged", "since its agent started", labels=["node"])
+    mended = CounterMetricFamily("zerostall_node_images_mended", "made again from good copies", labels=["node"])
+    for node in state.nodes:
+        images.add_metric([node.name], len(node.damaged))
+        found.add_metric([node.name], node.damaged_ever)
+        mended.add_metric([node.name], node.mended_ever)
+    yield from (images, found, mended)
 
 
 def _runs(state: State) -> Iterator[Metric]:

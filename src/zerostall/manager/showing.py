@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 SNAPSHOTS_SHOWN = 24
 EVENTS_SHOWN = 100
+DAMAGE_SHOWN = 8
 _ORDER = {Health.lost: 0, Health.suspected: 1, Health.alive: 2, Health.left: 3}
 
 
@@ -62,6 +63,13 @@ def _node(node: Node, known: Known | None) -> NodeView:
         sent_rate=rates.of("sent_bytes") if rates else 0.0,
         received_rate=rates.of("received_bytes") if rates else 0.0,
         stands=known.stand.reason if known else "",
+        damaged=tuple(
+            f"step {damage.step} of rank {rank.rank}: {damage.reason}" for rank in ranks for damage in rank.damaged
+        )[:DAMAGE_SHOWN],
+        damaged_ever=report.counters.damaged if report else 0,
+        mended_ever=report.counters.mended if report else 0,
+        scrub_rate=rates.of("scrubbed_bytes") if rates else 0.0,
+        upkeep=report.upkeep if report else "",
     )
 
 

@@ -53,6 +53,7 @@ class HostTier:
         self._pool = pool
         self._records: dict[int, Record] = {}
         self._manifests: dict[int, Manifest] = {}
+        self._damage: dict[int, str] = {}
 
     # -------------------------------------------------------------------------------------------------- verbs
 
@@ -111,6 +112,7 @@ class HostTier:
         self._manifests.pop(step, None)
         slot = self.slots.at_step(step)
         if slot is not None:
+            self._damage.pop(slot.index, None)
             self.slots.forget(slot.index)
 
     # -------------------------------------------------------------------------------------- beyond the contract
@@ -126,6 +128,7 @@ class HostTier:
         self._manifests.pop(record.step, None)
         self.slots.seal(slot, record.step)
         self._records[slot] = record
+        self._damage.pop(slot, None)
         held = {s.step for s in self.slots.sealed()}
         for step in [step for step in self._manifests if step not in held]:
             del self._manifests[step]
@@ -145,6 +148,23 @@ class HostTier:
     def held(self) -> bool:
         """Is any image being read, brought or promised to a slower tier?"""
         return any(slot.readers or slot.promised or slot.phase is Phase.filling for slot in self.slots.table)
+
+    def mark(self, step: int, damage: str) -> None:
+        """Say what is wrong with the image of `step`; "" for nothing any more."""
+        slot = self.slots.at_step(step)
+        if slot is not None and damage:
+            self._damage[slot.index] = damage
+        elif slot is not None:
+            self._damage.pop(slot.index, None)
+
+    def damage(self, step: int) -> str:
+        """What is wrong with the image of `step`; "" where nothing is known to be."""
+        slot = self.slots.at_step(step)
+        return self._damage.get(slot.index, "") if slot is not None else ""
+
+    def reading(self) -> bool:
+        """Does somebody read any of its images?"""
+        return any(slot.readers for slot in self.slots.table)
 
     def _slot_at(self, address: int) -> int | None:
         offset = address - self.segment.address

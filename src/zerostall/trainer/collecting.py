@@ -25,7 +25,7 @@ from zerostall.trainer.state.stored_step import Images
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from zerostall.core.candidates import Copy
     from zerostall.core.manifest import Record
@@ -43,7 +43,7 @@ def collect(source: Source, state: State, request: Request, copy: Copy, label: s
     pool = native.Pool("restore", config.restore_threads(), awaited=True)
     stack = contextlib.ExitStack()
     stack.callback(pool.close)
-    stack.callback(source.link.tell, m.Release(), 1.0)
+    stack.push(_releasing(source))
     with stack:
         what = f"restore: {label} is compared"
         with source.world.excused(what), source.world.pulse():
@@ -70,6 +70,16 @@ def collect(source: Source, state: State, request: Request, copy: Copy, label: s
     seconds = time.perf_counter() - start
     log.info("restored %s, saved by %d ranks, in %.3f s: %s", label, described.images.world, seconds, report)
     return "peer" if recalled else copy.tier
+
+
+def _releasing(source: Source) -> Callable[[object, BaseException | None, object], None]:
+    """Lets go of what was fetched; where it was damaged, on this rank or another, the agent is to look at it itself."""
+
+    def release(kind: object, error: BaseException | None, trace: object) -> None:
+        damaged = m.plain(str(error.args[0])) if isinstance(error, CorruptError) else ""
+        source.link.tell(m.Release(damaged), timeout=1.0)
+
+    return release
 
 
 def _expected_nowhere(source: Source, unexpected: Sequence[str], what: str) -> list[str]:

@@ -251,6 +251,7 @@ def _lent(link: Link, mappings: Mappings, copy: Copy) -> Iterator[tuple[Layout, 
     """The image, in memory or a file that is open, for as long as the block lasts."""
     answer, fds = link.ask(lambda id: m.Fetch(id=id, step=copy.step, tier=copy.tier, as_file=True))
     assert isinstance(answer, m.Fetched | m.Opened)
+    damaged = ""
     try:
         if isinstance(answer, m.Opened):
             with contextlib.closing(os.fdopen(fds[0], "rb", buffering=0)):
@@ -262,8 +263,11 @@ def _lent(link: Link, mappings: Mappings, copy: Copy) -> Iterator[tuple[Layout, 
                 yield _checked(answer, segment)
         else:
             yield _checked(answer, mappings.get(lent.key, fds[0], lent.nbytes))
+    except CorruptError as error:
+        damaged = m.plain(str(error.args[0]))
+        raise
     finally:
-        link.tell(m.Release(), timeout=1.0)
+        link.tell(m.Release(damaged), timeout=1.0)
 
 
 def _filed(answer: m.Opened, fd: int) -> tuple[Layout, Filed]:

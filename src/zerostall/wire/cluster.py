@@ -59,6 +59,13 @@ class CopyNote(Note, frozen=True):
     nbytes: Count = 0
 
 
+class DamageNote(Note, frozen=True):
+    """An image in memory that fails its checksum; it is no copy until it is made again."""
+
+    step: Count
+    reason: Text
+
+
 class RankNote(Note, frozen=True):
     """A rank's images on this node.
 
@@ -66,6 +73,7 @@ class RankNote(Note, frozen=True):
         home: the rank trains here, or did last; otherwise these are replicas.
         trains: its trainer is there now.
         nbytes: of one of its images.
+        damaged: images that are not among the copies.
     """
 
     rank: Rank
@@ -73,6 +81,7 @@ class RankNote(Note, frozen=True):
     trains: bool
     copies: Annotated[tuple[CopyNote, ...], msgspec.Meta(max_length=4096)]
     nbytes: Count = 0
+    damaged: Annotated[tuple[DamageNote, ...], msgspec.Meta(max_length=4096)] = ()
 
 
 class RunNote(Note, frozen=True):
@@ -94,11 +103,30 @@ class RunNote(Note, frozen=True):
     error: Text = ""
 
 
+class Finding(Note, frozen=True):
+    """What became of an image that was doubted.
+
+    Attributes:
+        number: rises with each finding of this agent; one that was told may come again.
+        kind: damaged, mended (made again from a good copy), or hopeless (nobody has a good one just now).
+    """
+
+    number: Count
+    kind: Annotated[str, msgspec.Meta(max_length=16)]
+    run: RunId
+    rank: Rank
+    step: Count
+    tier: Annotated[str, msgspec.Meta(max_length=16)]
+    reason: Text
+
+
 class Counters(Note, frozen=True):
     """What an agent has done since it started; only rising.
 
     Attributes:
         stalls: how often training was held, by the buckets of `HISTOGRAM`.
+        scrubbed_bytes: checked once more although nobody asked.
+        damaged, mended: images that failed their checksums, and those of them that were made again.
     """
 
     sealed_bytes: Count = 0
@@ -106,6 +134,9 @@ class Counters(Note, frozen=True):
     sent_bytes: Count = 0
     received_bytes: Count = 0
     stalls: Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)] = ()
+    scrubbed_bytes: Count = 0
+    damaged: Count = 0
+    mended: Count = 0
 
 
 class Join(Note, frozen=True, kw_only=True):
@@ -145,6 +176,8 @@ class Report(Note, frozen=True, kw_only=True):
         heard: the sequence of the last report whose answer it has followed.
         deaf: seconds since its loop last answered.
         host_bytes, host_budget: memory lent and what may be.
+        findings: those that no answer has come for yet.
+        upkeep: what looks after copies does just now, in words.
     """
 
     node: NodeName
@@ -158,6 +191,8 @@ class Report(Note, frozen=True, kw_only=True):
     host_bytes: Count = 0
     host_budget: Count = 0
     counters: Counters = Counters()
+    findings: Annotated[tuple[Finding, ...], msgspec.Meta(max_length=256)] = ()
+    upkeep: Text = ""
 
 
 class Leave(Note, frozen=True):

@@ -44,6 +44,7 @@ from zerostall.wire.reports import (
     Stop,
     Tidy,
     TierReport,
+    UpkeepReport,
 )
 from zerostall.wire.restoring import (
     CopyFacts,
@@ -130,6 +131,7 @@ __all__ = [
     "Stowed",
     "Tidy",
     "TierReport",
+    "UpkeepReport",
     "Welcome",
     "plain",
     "rebuild_error",

@@ -52,6 +52,8 @@ class Proof(PeerMessage, frozen=True):
 class Pull(PeerMessage, frozen=True):
     """Send the image of a rank, from chunk `start` on; `created` 0.0 takes whichever of that step is there.
 
+    `count`: so many chunks are enough; 0 wants all that follow. Who does not know it sends all.
+
     `transport` names the one by which the bytes may come, where it is not this connection. `doubted`: the chunk at
     `start` came damaged; it is to be looked at before anything is given.
     """
@@ -63,6 +65,7 @@ class Pull(PeerMessage, frozen=True):
     start: int = 0
     transport: str = ""
     doubted: bool = False
+    count: int = 0
 
 
 class Coming(PeerMessage, frozen=True):

@@ -55,7 +55,7 @@ class TierReport(msgspec.Struct, frozen=True):
 
 
 class RankReport(msgspec.Struct, frozen=True):
-    """One rank's memory on this node."""
+    """One rank's memory on this node; `damaged` says of each image that is of no use just now what is wrong with it."""
 
     where: str
     rank: int
@@ -69,6 +69,24 @@ class RankReport(msgspec.Struct, frozen=True):
     fallbacks: tuple[Fallback, ...] = ()
     tiers: tuple[TierReport, ...] = ()
     peer_bytes: int = 0
+    damaged: tuple[str, ...] = ()
+
+
+class UpkeepReport(msgspec.Struct, frozen=True):
+    """How the images in memory are kept sound; bytes and counts since the agent started.
+
+    Attributes:
+        words: what goes on just now.
+        rate: most bytes a second that are checked although nobody asks.
+        checked: bytes that were.
+        damaged, mended: images that failed their checksums, and those of them that were made again.
+    """
+
+    words: str = ""
+    rate: int = 0
+    checked: int = 0
+    damaged: int = 0
+    mended: int = 0
 
 
 class Report(Message, frozen=True):
@@ -80,6 +98,7 @@ class Report(Message, frozen=True):
     host_budget: int
     ranks: tuple[RankReport, ...]
     fallbacks: tuple[Fallback, ...] = ()
+    upkeep: UpkeepReport = UpkeepReport()
 
 
 class Tidy(Message, frozen=True):

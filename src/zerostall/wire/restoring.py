@@ -134,4 +134,10 @@ class Opened(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """The trainer has read what it fetched."""
+    """The trainer has read what it fetched.
+
+    Attributes:
+        damaged: why it was of no use, if it was not what its checksums say.
+    """
+
+    damaged: str = ""

@@ -26,6 +26,12 @@ class Event(View, frozen=True):
 class NodeView(View, frozen=True, kw_only=True):
     """A node; `silent` in seconds, rates in bytes a second; `stands` says whether `labels` are a
     topology file's or its own, where there is such a file.
+
+    Attributes:
+        damaged: images in its memory that fail their checksums just now, each with the reason.
+        damaged_ever, mended_ever: how many did since its agent started, and how many of them were made again.
+        scrub_rate: bytes that are checked although nobody asks.
+        upkeep: what looks after copies does just now, in words.
     """
 
     name: str
@@ -48,6 +54,11 @@ class NodeView(View, frozen=True, kw_only=True):
     sent_rate: float
     received_rate: float
     stands: str = ""
+    damaged: tuple[str, ...] = ()
+    damaged_ever: int = 0
+    mended_ever: int = 0
+    scrub_rate: float = 0.0
+    upkeep: str = ""
 
 
 class SnapshotView(View, frozen=True):

@@ -1,0 +1,185 @@
+"""Images in memory that somebody doubts are checked, marked where they are damaged, and made again from good copies.
+
+Only what the record says is ever written, and only where something else stood: whoever reads an image meanwhile checks
+what it reads, and finds what it would have found, or better. So nothing has to be locked out, and one chunk after the
+other is brought, each from the nearest copy that has it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from zerostall.agent.loop_call import Post, on_loop
+from zerostall.core.candidates import Past
+from zerostall.errors import SnapshotNotFoundError, ZerostallError
+from zerostall.telemetry import log
+from zerostall.wire import cluster as w
+from zerostall.wire.messages import plain
+
+if TYPE_CHECKING:
+    from zerostall.agent.copies import Copies, Copy
+    from zerostall.agent.good_copies import GoodCopy
+    from zerostall.core.placement import ImageId
+
+Doubt = Callable[["ImageId", int, str], None]
+"""Told that an image of a step may be damaged, and why one thinks so. Any thread."""
+
+AGAIN_SECONDS = 10.0
+"""A damaged image of which nobody has a good copy is tried again after so long, while it is there."""
+
+MOST_DOUBTS = 1024
+FINDINGS_KEPT = 64
+
+
+class Mending:
+    """One thread. `doubt` may be called by any.
+
+    Args:
+        elsewhere: the good copies that a damaged one may be made again from, nearest first.
+
+    Attributes:
+        damaged, mended: how many images were, since the agent started.
+    """
+
+    def __init__(self, copies: Copies, elsewhere: Callable[[Copy], Iterator[GoodCopy]], post: Post) -> None:
+        self.damaged = 0
+        self.mended = 0
+        self._copies = copies
+        self._elsewhere = elsewhere
+        self._post = post
+        self._findings: deque[w.Finding] = deque(maxlen=FINDINGS_KEPT)
+        self._numbers = 0
+        self._doubts: dict[tuple[ImageId, int], str] = {}
+        self._retry_at = 0.0
+        self._stopping = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._mend_for_ever, name="mending", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join(2.0)
+
+    def doubt(self, image: ImageId, step: int, why: str) -> None:
+        """Look at that image soon; nothing happens where it is not in memory here."""
+        with self._changed:
+            if len(self._doubts) < MOST_DOUBTS:
+                self._doubts.setdefault((image, step), why)
+                self._changed.notify_all()
+
+    def findings(self, after: int) -> tuple[w.Finding, ...]:
+        """What was found since the one of that number, oldest first, as far as it is remembered."""
+        with self._changed:
+            return tuple(finding for finding in self._findings if finding.number > after)
+
+    # ------------------------------------------------------------------------------------------------ the thread
+
+    def _mend_for_ever(self) -> None:
+        while (doubt := self._next()) is not None:
+            (image, step), why = doubt
+            try:
+                for copy in self._copies.of(image, step):
+                    self._look_at(copy, why)
+            except SnapshotNotFoundError as gone:
+                log.info("%s; %s", gone.args[0], why)
+            except ZerostallError as error:
+                log.warning("step %d of rank %d could not be looked at: %s", step, image.rank, error.args[0])
+            except Exception:  # noqa: BLE001 - one image's trouble must not end the others
+                log.exception("step %d of rank %d could not be looked at", step, image.rank)
+
+    def _next(self) -> tuple[tuple[ImageId, int], str] | None:
+        """The next doubt; what could not be made again comes again by itself. None when it is time to end."""
+        while True:
+            with self._changed:
+                while not self._stopping and not self._doubts and not self._overdue():
+                    self._changed.wait(1.0)
+                if self._stopping:
+                    return None
+                if self._doubts:
+                    first = next(iter(self._doubts))
+                    return first, self._doubts.pop(first)
+                self._retry_at = 0.0
+            try:
+                for copy in self._copies.damaged():
+                    self.doubt(copy.image, copy.step, "it was damaged before")
+            except ZerostallError as error:
+                log.debug("damaged images are not tried again just now: %s", error.args[0])
+
+    def _overdue(self) -> bool:
+        return 0.0 < self._retry_at <= time.monotonic()
+
+    def _look_at(self, copy: Copy, why: str) -> None:
+        bad = [chunk for chunk in range(copy.chunks) if not self._copies.sound(copy, chunk)]
+        known = copy.memory.damage(copy.step)
+        if not bad:
+            if known:
+                self._whole_again(copy, "by itself")
+            log.info("%s is whole after all: %s", copy, why)
+            return
+        reason = f"chunk {bad[0]} of {copy.chunks} fails its checksum"
+        reason = reason if len(bad) == 1 else f"{len(bad)} of {copy.chunks} chunks fail their checksums, first {bad[0]}"
+        if not known:
+            self._copies.mark(copy, reason)
+            self.damaged += 1
+            log.error("%s is damaged: %s (%s)", copy, reason, why)
+            self._tell("damaged", copy, f"{reason}; {why}")
+        self._make_again(copy, bad, first=not known)
+
+    def _make_again(self, copy: Copy, bad: list[int], *, first: bool) -> None:
+        left, trouble = bad, "there is no other copy"
+        for good in self._elsewhere(copy):
+            try:
+                while left:
+                    start, _ = copy.extent(left[0])
+                    with self._copies.held(copy) as address:
+                        good.bring(copy, address, left[0])
+                    if not self._copies.sound(copy, left[0]):
+                        raise SnapshotNotFoundError(f"chunk {left[0]} at byte {start} is damaged there, too")
+                    left = left[1:]
+            except (ZerostallError, OSError) as error:
+                if not self._copies.there(copy):
+                    return  # it made room meanwhile
+                trouble = f"{good.name}: {error.args[0] if error.args else error}"
+                log.info("%s cannot be made again from %s: %s", copy, good.name, trouble)
+            if not left:
+                self._whole_again(copy, f"made again from {good.name}")
+                return
+        self._retry_at = time.monotonic() + AGAIN_SECONDS
+        if first:
+            log.error("%s is damaged, and nobody has a good copy just now: %s", copy, trouble)
+            self._tell("hopeless", copy, trouble)
+        if copy.tier == "replica":
+            past = Past(copy.step, copy.record.created)
+            guests = self._copies.guests
+            on_loop(self._post, lambda: guests.drop(copy.image, past) if guests else None)
+
+    def _whole_again(self, copy: Copy, how: str) -> None:
+        if not self._copies.mark(copy, ""):
+            return
+        self.mended += 1
+        log.warning("%s is whole again, %s", copy, how)
+        self._tell("mended", copy, how)
+        if copy.run is not None:
+            run = copy.run
+            self._post(lambda: run.trickle.try_again(copy.step))
+
+    def _tell(self, kind: str, copy: Copy, reason: str) -> None:
+        with self._changed:
+            self._numbers += 1
+            self._findings.append(
+                w.Finding(
+                    number=self._numbers,
+                    kind=kind,
+                    run=copy.image.run,
+                    rank=copy.image.rank,
+                    step=copy.step,
+                    tier=copy.tier,
+                    reason=plain(reason)[:1000],
+                )
+            )

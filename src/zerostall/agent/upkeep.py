@@ -1,0 +1,59 @@
+"""What keeps the images in this node's memory sound: doubts are looked into, and what nobody reads is looked at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerostall.agent.copies import Copies
+from zerostall.agent.good_copies import Neighbourhood, good_copies
+from zerostall.agent.mending import Mending
+from zerostall.agent.scrubbing import Scrubbing
+from zerostall.wire import messages as m
+
+if TYPE_CHECKING:
+    from zerostall.agent.loop_call import Post
+    from zerostall.agent.service import Service
+    from zerostall.core.placement import ImageId
+    from zerostall.flow.governor import Governor
+
+
+class Upkeep:
+    """One an agent."""
+
+    def __init__(self, service: Service, governor: Governor, rate: int, post: Post) -> None:
+        self.copies = Copies(service, post)
+        self._neighbourhood: Neighbourhood | None = None
+        self.mending = Mending(self.copies, lambda copy: good_copies(copy, self._neighbourhood), post)
+        self.scrubbing = Scrubbing(self.copies, governor, self.mending.doubt, rate)
+
+    def join(self, neighbourhood: Neighbourhood) -> None:
+        """Other nodes have copies, and some of theirs are here."""
+        self._neighbourhood = neighbourhood
+        self.copies.guests = neighbourhood.replication.guests
+
+    def doubt(self, image: ImageId, step: int, why: str) -> None:
+        """See `mending.Doubt`."""
+        self.mending.doubt(image, step, why)
+
+    def close(self) -> None:
+        self.scrubbing.close()
+        self.mending.close()
+
+    def words(self) -> str:
+        """What goes on just now."""
+        scrubbing = self.scrubbing
+        if not scrubbing.rate:
+            return "copies are not scrubbed: the rate is 0"
+        return f"scrubs at most {scrubbing.rate >> 10} KiB/s" + (
+            f"; rests: {scrubbing.reason}" if scrubbing.reason else ""
+        )
+
+    def report(self) -> m.UpkeepReport:
+        """For the node's status."""
+        return m.UpkeepReport(
+            words=self.words(),
+            rate=self.scrubbing.rate,
+            checked=self.scrubbing.checked,
+            damaged=self.mending.damaged,
+            mended=self.mending.mended,
+        )

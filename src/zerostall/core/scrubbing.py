@@ -1,0 +1,53 @@
+"""Which image is checked next although nobody asks for it, and when: pure decisions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from zerostall.core.bandwidth import Traffic
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+SHORTEST_PAUSE = 0.05
+"""Seconds after a chunk, however small it is."""
+
+
+class Resident(msgspec.Struct, frozen=True, order=True):
+    """An image in memory: `name` tells it from all others, `created` is when it was saved."""
+
+    created: float
+    name: str
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """How many seconds until the next chunk may be looked at, and why; 0.0 for now."""
+
+    seconds: float
+    reason: str
+
+
+def longest_unseen(residents: Sequence[Resident], seen: Mapping[str, float]) -> Resident | None:
+    """The image whose last check is the longest ago; of those never checked, the oldest: None where there is none.
+
+    What was sealed last has only just been checked while it was copied, and is likely to be replaced soon.
+    """
+    return min(residents, key=lambda one: (seen.get(one.name, 0.0), one), default=None)
+
+
+def pause(traffic: Traffic, rate: int) -> Pause:
+    """May the next chunk be looked at now, at most at `rate` bytes a second on the whole?"""
+    if not rate:
+        return Pause(1.0, "the rate is 0")
+    if traffic.restores:
+        return Pause(1.0, "a restore is under way")
+    if traffic != Traffic():
+        return Pause(1.0, "the node is busy draining or writing")
+    return Pause(0.0, "nothing else is going on")
+
+
+def after(nbytes: int, rate: int) -> float:
+    """Seconds to rest after that many bytes."""
+    return max(SHORTEST_PAUSE, nbytes / rate)

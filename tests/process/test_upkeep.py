@@ -1,0 +1,145 @@
+"""Images in memory that are damaged: found by whoever, marked, told, and made again from a good copy."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cluster import SECONDS, Agents, Manager, joined, only_in_memory, until_replicated
+from hand import HandTrainer, visit, wait_until
+from images import HandMade
+from zerostall import Checkpointer
+from zerostall.wire import messages as m
+
+
+def damage(trainer: HandTrainer, made: HandMade) -> None:
+    """Change one bit of an image in its rank's own memory."""
+    fetched, fds = trainer.ask_for_memory(m.Fetch(id=6, step=made.record.step, tier="host"))
+    os.pwrite(fds[0], bytes([made.bytes[-1] ^ 1]), fetched.offset + len(made.bytes) - 1)
+    for fd in fds:
+        os.close(fd)
+
+
+def told(manager: Manager, kind: str) -> str:
+    """What the manager says of the newest such event; "" while there is none."""
+    return next((event.text for event in manager.state().events if event.kind == kind), "")
+
+
+def upkeep(folder: Path) -> m.UpkeepReport:
+    channel = visit(folder)
+    assert channel is not None
+    channel.send(m.Status(id=1))
+    (report, _), *_ = channel.receive()
+    channel.close()
+    return report.upkeep
+
+
+def replicated(manager: Manager, folders: dict[str, Path], where: Path) -> tuple[HandTrainer, HandMade]:
+    """A trainer on n1 and its step 5, of which there is another copy in the memory of n2 and none on disk."""
+    trainer = HandTrainer(folders["n1"], where)
+    trainer.lease()
+    made = trainer.seal(5, promise=True)
+    trainer.hear(m.Reached, tier="disk")
+    until_replicated(manager, 5)
+    only_in_memory(where)
+    return trainer, made
+
+
+def test_what_nobody_fetches_is_found_damaged_and_made_again(manager: Manager, agents: Agents, tmp_path: Path) -> None:
+    trainer, made = replicated(manager, joined(manager, agents, "n1", "n2"), tmp_path / "run")
+    damage(trainer, made)
+    trainer.channel.send(m.Release())
+    wait_until(lambda: "made again from node n2" in told(manager, "mended"), SECONDS)
+    assert "found while nobody asked" in told(manager, "damaged")
+    assert "step 5 of rank 0 in the host memory of node n1" in told(manager, "damaged")
+    assert trainer.fetch(5, "host") == made.bytes
+    assert (5, "host", True) in trainer.copies()
+    node = manager.node("n1")
+    assert node is not None
+    assert (node.damaged, node.damaged_ever, node.mended_ever) == ((), 1, 1)
+    assert node.upkeep.startswith("scrubs at most 65536 KiB/s")
+
+
+@pytest.fixture
+def unscrubbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZEROSTALL_SCRUB_RATE", "0")
+
+
+@pytest.mark.usefixtures("unscrubbed")
+def test_what_a_trainer_finds_damaged_is_made_again(manager: Manager, agents: Agents, tmp_path: Path) -> None:
+    folders = joined(manager, agents, "n1", "n2")
+    trainer, made = replicated(manager, folders, tmp_path / "run")
+    damage(trainer, made)
+    trainer.channel.send(m.Release(damaged="chunk 0 fails its checksum"))
+    wait_until(lambda: upkeep(folders["n1"]).mended == 1, SECONDS)
+    assert trainer.fetch(5, "host") == made.bytes
+    wait_until(lambda: "made again from node n2" in told(manager, "mended"), SECONDS)
+    assert "the trainer of rank 0 found it" in told(manager, "damaged")
+
+
+@pytest.mark.usefixtures("unscrubbed")
+def test_what_the_disk_refuses_is_made_again_and_gets_there(manager: Manager, agents: Agents, tmp_path: Path) -> None:
+    folders = joined(manager, agents, "n1", "n2")
+    trainer = HandTrainer(folders["n1"], tmp_path / "run", rules=m.Rules(keep_last=3, disk_interval=3600.0))
+    trainer.lease()
+    trainer.seal(4, promise=True)
+    trainer.hear(m.Reached, tier="disk")
+    made = trainer.seal(5)
+    until_replicated(manager, 5)
+    damage(trainer, made)
+    trainer.channel.send(m.Release())
+    trainer.channel.send(m.Promise(step=5, created=made.created))
+    assert trainer.hear(m.Failed).kind == "CorruptError"
+    assert trainer.hear(m.Reached, tier="disk", step=5).created == made.created
+    assert (5, "disk", True) in trainer.copies()
+
+
+@pytest.mark.usefixtures("unscrubbed")
+def test_without_a_good_copy_it_is_no_copy_any_more(manager: Manager, agents: Agents, tmp_path: Path) -> None:
+    """The run goes on; what is damaged is told and is not counted on."""
+    folders = joined(manager, agents, "n1")
+    trainer = HandTrainer(folders["n1"], tmp_path / "run")
+    trainer.lease()
+    made = trainer.seal(5, promise=True)
+    trainer.hear(m.Reached, tier="disk")
+    only_in_memory(tmp_path / "run")
+    damage(trainer, made)
+    trainer.channel.send(m.Release(damaged="chunk 0 fails its checksum"))
+    wait_until(lambda: told(manager, "hopeless") != "", SECONDS)
+    assert (5, "host", False) in trainer.copies()
+
+    def shown() -> str:
+        node = manager.node("n1")
+        return "; ".join(node.damaged) if node else ""
+
+    wait_until(lambda: "chunk 0 of 1 fails its checksum" in shown(), SECONDS)
+    wait_until(lambda: (run := manager.run()) is None or run.target is None, SECONDS)
+    again = trainer.seal(6)
+    manager.until_clean(6)
+    assert trainer.fetch(6, "host") == again.bytes
+
+
+@pytest.mark.usefixtures("unscrubbed")
+def test_a_restore_that_finds_damage_goes_on_and_the_memory_is_made_again(own_agent: Path, tmp_path: Path) -> None:
+    """One node without a manager: its disk has the good copy."""
+    where = tmp_path / "run"
+    state = {"weights": np.arange(100_000, dtype=np.float32)}
+    with Checkpointer(where, model=state) as ckpt:
+        ckpt.save(3).wait(tier="disk", timeout=SECONDS)
+    looker = HandTrainer(own_agent, where)
+    fetched, fds = looker.ask_for_memory(m.Fetch(id=6, step=3, tier="host"))
+    os.pwrite(fds[0], b"\xff" * 8, fetched.offset + 4096)
+    os.close(fds[0])
+    looker.channel.send(m.Release())
+    looker.leave()
+    state["weights"][:] = 0.0
+    with Checkpointer(where, model=state) as ckpt:
+        assert ckpt.restore() == 3
+        assert ckpt.stats.restored_from == "disk"
+        assert (state["weights"] == np.arange(100_000, dtype=np.float32)).all()
+        wait_until(lambda: upkeep(own_agent).mended == 1, SECONDS)
+        assert ckpt.restore() == 3
+        assert ckpt.stats.restored_from == "host"

@@ -1,0 +1,32 @@
+"""Which image is looked at next, and when."""
+
+from __future__ import annotations
+
+import pytest
+
+from zerostall.core.bandwidth import Traffic
+from zerostall.core.scrubbing import SHORTEST_PAUSE, Resident, after, longest_unseen, pause
+
+OLD, NEW = Resident(1.0, "old"), Resident(2.0, "new")
+
+
+def test_the_image_whose_check_is_the_longest_ago_comes_next() -> None:
+    assert longest_unseen([], {}) is None
+    assert longest_unseen([NEW, OLD], {}) == OLD
+    assert longest_unseen([NEW, OLD], {"old": 10.0}) == NEW
+    assert longest_unseen([NEW, OLD], {"old": 10.0, "new": 11.0}) == OLD
+
+
+@pytest.mark.parametrize(
+    "traffic", [Traffic(restores=1), Traffic(promised=1), Traffic(drains=1)], ids=["restore", "write", "drain"]
+)
+def test_nothing_is_looked_at_while_the_node_is_busy(traffic: Traffic) -> None:
+    assert pause(traffic, 1 << 20).seconds > 0
+    assert pause(traffic, 1 << 20).reason
+
+
+def test_a_rate_of_zero_is_off_and_any_other_is_kept() -> None:
+    assert pause(Traffic(), 0).seconds > 0
+    assert pause(Traffic(), 1 << 20).seconds == 0
+    assert after(16 << 20, 64 << 20) == 0.25
+    assert after(1, 64 << 20) == SHORTEST_PAUSE
