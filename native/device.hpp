@@ -34,6 +34,7 @@ struct Sparing {
   enum : uint8_t { kNot, kLeft, kKept };
   std::vector<uint8_t> parts;                          // empty: nothing is spared
   std::vector<std::pair<size_t, CUdeviceptr>> copies;  // whose bytes will lie elsewhere by release()
+  std::vector<size_t> small;  // copies, rising, of what is not spared: moved aside rather than waited for
 };
 
 // Lanes are served one after another; parts of a lane in their order. A counter in host memory that the copy
@@ -75,7 +76,7 @@ class Device : public std::enable_shared_from_this<Device> {
   // are copied into reserved memory by `training` while `freeze_bytes` last; `training` waits for the others,
   // which are all queued now, so that its wait depends on nothing that a CPU has still to do.
   // But for spared parts at the end of the lane: those left are queued when their turn comes and nobody waits
-  // for them, those kept after release().
+  // for them, those kept after release(). What is small in them, and not spared, is copied aside.
   Redirection protect(Lane& lane, CUstream training, uint64_t freeze_bytes, const Sparing& sparing = {});
 
   // What was kept is in its place when `training` has done the work that it has been given so far.
@@ -104,7 +105,8 @@ class Device : public std::enable_shared_from_this<Device> {
   void prepare(Lane& lane);
   uint64_t give_up(Lane& lane);
   void look_at_sources(Lane& lane);
-  static size_t spare(Lane& lane, const Sparing& sparing);
+  size_t spare(Lane& lane, const Sparing& sparing, std::vector<cuda::Copy>& aside);
+  bool move_small(Lane& lane, std::span<const size_t> small, std::vector<cuda::Copy>& aside);
   CUresult doubt();
   void look_back(size_t times);  // at how long that guard left the copies to themselves, and waited for them
   void note_rate(const Lane& lane);

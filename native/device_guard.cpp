@@ -31,13 +31,32 @@ void Device::queue_up_to(Lane& lane, size_t end) {
   while (lane.queued < end) queue(lane, std::clamp((end - lane.queued) / kShare, size_t{1}, kTogether));
 }
 
+// Has these copies read from memory of the device's own, to which `aside` brings them. False: there is none.
+bool Device::move_small(Lane& lane, std::span<const size_t> small, std::vector<cuda::Copy>& aside) {
+  constexpr size_t kAligned = 16;
+  uint64_t nbytes = 0;
+  for (const size_t c : small) nbytes += lane.copies[c].nbytes + kAligned;
+  if (nbytes == 0) return true;
+  if (!(lane.beside = vram_->lend(nbytes))) return false;
+  CUdeviceptr at = lane.beside.at();
+  for (const size_t c : small) {
+    cuda::Copy& copy = lane.copies[c];
+    aside.push_back({at, copy.from, copy.nbytes});
+    copy.from = at;
+    at += (copy.nbytes + kAligned - 1) / kAligned * kAligned;
+  }
+  return true;
+}
+
 // Brings what is spared at the end of the lane into its order: what is left before what is kept. Says where
 // it begins. With mutex_ held.
-size_t Device::spare(Lane& lane, const Sparing& sparing) {
+size_t Device::spare(Lane& lane, const Sparing& sparing, std::vector<cuda::Copy>& aside) {
   size_t end = lane.parts.size();
   if (sparing.parts.empty()) return end;
   while (end > lane.queued && sparing.parts[end - 1] != Sparing::kNot) --end;
   if (end == lane.parts.size()) return end;
+  const auto first = std::lower_bound(sparing.small.begin(), sparing.small.end(), lane.parts[end].first);
+  if (!move_small(lane, {first, sparing.small.end()}, aside)) return lane.parts.size();
   for (const auto& [copy, from] : sparing.copies)
     if (copy >= lane.parts[end].first) lane.copies[copy].from = from;
   std::vector<Lane::Part> left, kept;
@@ -112,7 +131,8 @@ Redirection Device::protect(Lane& lane, CUstream training, uint64_t freeze_bytes
         queue_up_to(lane, std::min<uint64_t>(lane.ahead, lane.parts.size()));
       }
       result.pending = lane.pending();
-      const size_t spared = spare(lane, sparing);
+      std::vector<cuda::Copy> aside;
+      const size_t spared = spare(lane, sparing, aside);
       for (size_t k = spared; k < lane.parts.size(); ++k)
         for (const cuda::Copy& copy : lane.copies_of(lane.parts[k])) result.spared_bytes += copy.nbytes;
       // The last ones are moved aside: those before them are the copy stream's next anyway.
@@ -127,22 +147,21 @@ Redirection Device::protect(Lane& lane, CUstream training, uint64_t freeze_bytes
       }
       queue_up_to(lane, end);
       ZS_CUDA(cuEventRecord, safe_, copies_);
-      if (end != spared) {
-        std::vector<cuda::Copy> aside;
-        for (size_t k = end; k < spared; ++k) {
-          CUdeviceptr at = lane.parts[k].frozen.at();
-          for (size_t c = lane.parts[k].first; c < lane.parts[k].last; ++c) {
-            cuda::Copy& copy = lane.copies[c];
-            aside.push_back({at, copy.from, copy.nbytes});
-            copy.from = at;
-            at += copy.nbytes;
-          }
+      for (size_t k = end; k < spared; ++k) {
+        CUdeviceptr at = lane.parts[k].frozen.at();
+        for (size_t c = lane.parts[k].first; c < lane.parts[k].last; ++c) {
+          cuda::Copy& copy = lane.copies[c];
+          aside.push_back({at, copy.from, copy.nbytes});
+          copy.from = at;
+          at += copy.nbytes;
         }
+      }
+      if (!aside.empty()) {
         copy_within_order(training, cuda::Way::within, aside, true);
         order(training, copies_, frozen_);
         if (lane.forecast) ZS_CUDA(cuEventRecord, times.moved, training);
       }
-      times.moves = end != spared;
+      times.moves = !aside.empty();
     } catch (const Error&) {
       error = std::current_exception();
       dropped = give_up(lane);

@@ -73,6 +73,7 @@ struct Lane {
   std::shared_ptr<Probe> probe;  // of the sources as they were at the beginning
   std::string unprobed;          // why there is none although it was asked for
   Vram::Loan staged{};           // of copies taken at once; goes back with the lane
+  Vram::Loan beside{};           // of small ones that a guard moved aside; likewise
   std::shared_ptr<void> keep;    // the job that `landing` is, while the lane is with the device
   Landing* landing = nullptr;
   std::chrono::steady_clock::time_point begun{};

@@ -7,6 +7,12 @@
 #include "error.hpp"
 
 namespace zs {
+namespace {
+
+// Counts of steps lie between an optimizer's moments, and no optimizer that flips spares them.
+constexpr uint64_t kSmall = 4096;
+
+}  // namespace
 
 std::vector<uint8_t> Capture::marks_of(const Spared& spared) const {
   if (spared.left.empty() && spared.kept.empty()) return {};
@@ -57,6 +63,10 @@ Sparing Capture::sparing_of(const Drain& drain, std::span<const uint8_t> marks) 
     for (size_t c = drain.firsts[k]; c < last; ++c) {
       const auto [piece, begin] = drain.runs[c];
       if (copied(piece)) continue;  // from memory of our own
+      if (marks[piece] == Sparing::kNot && plan_->size(piece) <= kSmall) {
+        sparing.small.push_back(c);
+        continue;
+      }
       if (marks[piece] == Sparing::kNot) mark = Sparing::kNot;
       if (mark == Sparing::kNot) break;
       if (marks[piece] != Sparing::kKept) continue;

@@ -127,6 +127,26 @@ def test_what_is_spared_is_drained_after_the_guard(fake: FakeCuda, pool: Pool, d
     pytest.fail("nothing was ever pending")
 
 
+def test_what_is_small_beside_it_holds_nobody_up(fake: FakeCuda, pool: Pool, device: Device) -> None:
+    """Counts of steps, which lie between the moments that are left: they are moved aside, and change right away."""
+    tensors, sources, plan = make(fake)
+    stream = fake.stream()
+    segment = room(plan, device)
+    fill(fake, stream, tensors, 1)
+    fake.settle(stream)
+    fake.delay(SLOW)
+    capture = Capture(pool, plan, sources, segment.address, at_once=[], streams=[(device, stream)], ahead=0)
+    protection = capture.protect(left=[2, 4, 5], streams=[(device, stream)])
+    assert protection.spared_bytes > 4 * sum(SIZES[3:])
+    for k in (0, 1, 3, 6):
+        fake.work(stream, 0, tensors[k], 0xCC)
+    fake.settle(stream)
+    assert not capture.done()
+    fake.delay(0)
+    assert capture.wait(60)
+    assert bytes(segment.view(0, plan.nbytes)) == image_of(1)
+
+
 def test_training_does_not_wait_for_what_is_left(fake: FakeCuda, pool: Pool, device: Device) -> None:
     tensors, sources, plan = make(fake)
     stream = fake.stream()
