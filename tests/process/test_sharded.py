@@ -31,30 +31,57 @@ HOPS = [
     ("hsdp", 4),
     ("tp", 2),
     ("fsdp", 3),
+    ("fsdp1-orig", 2),
     ("mixed", 2),
+    ("fsdp1-mixed", 3),
+    ("fsdp1-whole", 1),
+]
+FLAT_HOPS = [
+    ("fsdp1-hybrid", 4),
+    ("fsdp1-orig-grads", 2),
+    ("ddp", 2),
+    ("fsdp1-orig-hybrid", 4),
+    ("fsdp1-whole", 2),
+    ("zero", 2),
+    ("fsdp1-orig-whole", 2),
+    ("fsdp1-orig", 3),
+    ("ddp", 1),
+    ("fsdp1", 3),
 ]
 
 
 @pytest.mark.long
 def test_eight_ranks_of_three_dimensions_go_on_as_three_one_and_four(start: Start, tmp_path: Path) -> None:
-    where, expected = tmp_path / "run", tmp_path / "expected"
-    expected.mkdir()
-    for step, (kind, size) in enumerate([("3d", 8), ("fsdp", 3), ("ddp", 1), ("2d", 4), ("3d", 8)]):
-        for said in start(size, "hop", where, kind, 1, expected).wait():
-            assert f"restored {step} " in said and f"saved {step + 1}" in said
-    assert all(verdict.clean for verdict in zerostall.verify(where))
+    go_through(start, tmp_path, [("3d", 8), ("fsdp", 3), ("ddp", 1), ("2d", 4), ("3d", 8)])
+    assert all(verdict.clean for verdict in zerostall.verify(tmp_path / "run"))
 
 
-def test_every_way_of_dealing_out_is_restored_into_every_other(start: Start, tmp_path: Path) -> None:
+@pytest.mark.long
+def test_every_way_of_fsdps_first_version_is_restored_into_every_other(start: Start, tmp_path: Path) -> None:
+    go_through(start, tmp_path, FLAT_HOPS)
+
+
+@pytest.mark.parametrize("kind", ["fsdp1", "fsdp1-orig"])
+def test_fsdps_first_version_is_saved_between_steps_whatever_is_gathered(
+    start: Start, tmp_path: Path, kind: str
+) -> None:
+    assert all("same" in said for said in start(2, "flat_loop", tmp_path / "run", kind).wait())
+
+
+def go_through(start: Start, tmp_path: Path, hops: list[tuple[str, int]]) -> int:
     """A run that goes on on other numbers of ranks, dealt out in other ways, each time from what the last has saved."""
     where, expected = tmp_path / "run", tmp_path / "expected"
     expected.mkdir()
-    step = 0
-    for kind, size in HOPS:
+    for step, (kind, size) in enumerate(hops):
         for said in start(size, "hop", where, kind, 1, expected).wait():
             assert f"restored {step} " in said
             assert f"saved {step + 1}" in said
-        step += 1
+    return len(hops)
+
+
+def test_every_way_of_dealing_out_is_restored_into_every_other(start: Start, tmp_path: Path) -> None:
+    where, expected = tmp_path / "run", tmp_path / "expected"
+    step = go_through(start, tmp_path, HOPS)
     difference = zerostall.diff(where, 2, 3)
     assert not (difference.only_a or difference.only_b or difference.reshaped)
     names = {changed.name for changed in difference.changed}

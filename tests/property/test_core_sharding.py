@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from zerostall.core import layout as layouts
 from zerostall.core import partition, pieces, reshard
 from zerostall.core.boxes import Box, runs, stretch, tiling_problem
-from zerostall.core.cuts import Cut, held
+from zerostall.core.cuts import FLAT, Cut, held
 from zerostall.core.layout import Shard
 from zerostall.core.partition import Offer, Row, Stand
 from zerostall.core.shards import tile_name
@@ -89,6 +89,45 @@ def test_what_the_ranks_of_a_mesh_hold_is_the_tensor_and_lies_where_it_says(data
             ]
             assert all(got)
     assert seen == set(range(array.size))
+
+
+@given(st.data())
+def test_what_lies_one_behind_the_other_is_stored_in_runs_and_read_into_any_other_way(data):
+    """As FSDP's first version lays it out: with gaps, and as much for the last rank as for the others."""
+    ranks = data.draw(st.integers(1, 5))
+    shapes = data.draw(st.lists(SHAPES, min_size=1, max_size=4))
+    arrays = [np.arange(math.prod(shape)).reshape(shape) for shape in shapes]
+    rows, at = [], 0
+    for number, array in enumerate(arrays):
+        at += data.draw(st.integers(0, 3))
+        rows.append(Row(f"t{number}", "int64", array.shape, 0, ahead=at))
+        at += array.size
+    each = -(-at // ranks) + data.draw(st.integers(0, 2))
+    replicas = data.draw(st.integers(1, 2))
+    offer = Offer(((Cut(FLAT, ranks, each),),), tuple(rows))
+    stands = [Stand(offer.digest, ((index,),)) for index in range(ranks)] * replicas
+    images = []
+    for rank, stand in enumerate(stands):
+        shards, boxes = [], {}
+        for part in partition.decide(rank, stands, {offer.digest: offer}).parts:
+            own = held(part.row.shape, offer.ways[0], stand.indexes[0], part.row.ahead)
+            array = arrays[int(part.row.name[1:])]
+            flat = array.ravel()[own.begin : own.end]
+            for number, (box, where) in enumerate(part.boxes):
+                name = tile_name(part.row.name, number)
+                shards.append(Shard(name, "int64", box.shape, array.shape, box.start))
+                boxes[name] = flat[cut_of(where)] if flat.size else flat
+        layout = layouts.build(shards)
+        image = bytearray(layout.header)
+        for entry in layout.entries:
+            image += boxes[entry.name].tobytes()
+        images.append((layout, bytes(image)))
+    pieces.gather([layout for layout, _ in images]).insist()
+    assert sum(e.nbytes for layout, _ in images for e in layout.entries) == 8 * sum(a.size for a in arrays)
+    for row, array in zip(rows, arrays, strict=True):
+        for cuts, indexes in stands_of(*data.draw(meshes(array.shape))):
+            for box, _ in held(array.shape, cuts, indexes).boxes():
+                assert (read_back(images, row.name, box) == array[cut_of(box)]).all()
 
 
 @st.composite

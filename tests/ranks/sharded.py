@@ -9,7 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -20,6 +25,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 import zerostall
+from ranks import fsdp1
 
 
 class Net(nn.Module):
@@ -51,6 +57,8 @@ def dealt(kind: str) -> nn.Module:
         for part in (net.inner, net.outer, net.norm):
             fully_shard(part, mesh=mesh)
         fully_shard(net, mesh=mesh, reshard_after_forward=False)
+    elif kind.startswith("fsdp1"):
+        return fsdp1.dealt(net, kind)
     elif kind == "mixed":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         fully_shard(
@@ -90,6 +98,8 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """The whole state, by name, on every rank."""
+    if isinstance(model, FullyShardedDataParallel):
+        return fsdp1.everything(model, optimizer)
     bare = getattr(model, "module", model)
     for module in bare.modules():
         if hasattr(module, "reshard"):
@@ -161,6 +171,43 @@ def hop(where: str, kind: str, count: str, expected: str) -> None:
         if ckpt._world.rank == 0:
             torch.save(now, Path(expected) / f"{step}")
         print("saved", step, flush=True)
+
+
+def flat_loop(where: str, kind: str) -> None:
+    """FSDP1 in a loop that evaluates after each save, so that the outermost parameters are gathered when it saves."""
+    warnings.filterwarnings("ignore")
+    job = Dealt(kind)
+    inputs = torch.ones(3, 5)
+    with zerostall.Checkpointer(where, rng=False, model=job.model, optimizer=job.optimizer) as ckpt:
+        for step in range(1, 6):
+            job.train(step)
+            saving = ckpt.save(step, when_busy="wait")
+            with torch.no_grad():
+                job.model(inputs)
+        expected = job.everything()
+        saving.wait("disk", timeout=60)
+        assert ckpt.stats.dirty == 0, ckpt.stats
+        job.train(6)
+        assert same(expected, job.everything())
+        assert ckpt.restore() == 5
+        odd = same(expected, job.everything())
+        assert not odd, odd
+        assert not same(expected, job.everything())
+        seen: list[str] = []
+
+        def during(*_: object) -> None:
+            try:
+                ckpt.save(7)
+            except zerostall.errors.StateError as error:
+                seen.append(str(error))
+
+        handle = job.model.inner.register_forward_hook(during)
+        job.model(inputs).backward()
+        handle.remove()
+        assert len(seen) == 1 and "in the middle of a forward" in seen[0], seen
+        job.optimizer.zero_grad()
+        ckpt.save(8, when_busy="wait").wait("disk", timeout=60)
+        say("same")
 
 
 def say(*words: object) -> None:

@@ -279,13 +279,16 @@ def test_parametrized_modules() -> None:
     assert torch.equal(target.weight, source.weight)
 
 
-def test_fsdp1_is_refused() -> None:
-    class FullyShardedDataParallel(nn.Module):
-        pass
+def test_a_flat_parameter_without_its_wrapper_is_refused() -> None:
+    from torch.distributed.fsdp._flat_param import FlatParameter
 
-    FullyShardedDataParallel.__module__ = "torch.distributed.fsdp.fully_sharded_data_parallel"
-    with pytest.raises(StateError, match=r"m\.0 is wrapped by FullyShardedDataParallel .* use .*fully_shard"):
-        save(m=nn.Sequential(FullyShardedDataParallel()))
+    flat = FlatParameter(torch.ones(3))
+    with pytest.raises(StateError, match=r"m\._flat_param is a flat parameter .*FullyShardedDataParallel"):
+        module = nn.Linear(2, 2)
+        module._parameters["_flat_param"] = flat
+        save(m=module)
+    with pytest.raises(StateError, match=r"o holds what is a flat parameter"):
+        save(o=torch.optim.SGD([flat], lr=0.1))
 
 
 def test_a_distributed_tensor_of_one_rank_is_its_local_one() -> None:

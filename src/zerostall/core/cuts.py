@@ -3,26 +3,34 @@
 A cut divides one dimension among `parts` ranks as `torch.chunk` does: all get equally much, rounded up, but the last
 ones, which may get less or nothing. One with `strips` first divides the dimension into so many strips and cuts each: so
 FSDP cuts what tensor parallelism has cut before (torch's `_StridedShard`).
+
+FSDP's first version lays tensors one behind the other and cuts that: a rank has a run of a tensor's elements, in their
+order, which may begin and end anywhere (`FLAT`).
 """
 
 from __future__ import annotations
 
+import math
 from itertools import product
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from zerostall.core.boxes import Box
+from zerostall.core.boxes import Box, stretch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+FLAT = -1
+"""In the place of a cut's dimension: the elements of many tensors, one behind the other, are cut, `strips` for each rank.
+"""
 
 Spans: TypeAlias = list[tuple[int, int]]
 """Ranges (begin, end) of one dimension, one behind the other in a rank's own tensor."""
 
 
 class Cut(msgspec.Struct, frozen=True, gc=False):
-    """One dimension of a mesh divides dimension `dim` of a tensor."""
+    """One dimension of a mesh divides dimension `dim` of a tensor; for `FLAT` see there."""
 
     dim: int
     parts: int
@@ -54,6 +62,28 @@ class Held(msgspec.Struct, frozen=True):
         ]
 
 
+class Run(msgspec.Struct, frozen=True, gc=False):
+    """A rank's elements `begin` to `end` of a tensor of that shape, in row-major order; its own tensor is flat."""
+
+    whole: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the rank's own tensor."""
+        return (self.end - self.begin,)
+
+    def boxes(self, part: Box | None = None) -> list[tuple[Box, Box]]:
+        """As `Held.boxes`; the second of a pair is flat."""
+        first, count = (0, self.end - self.begin) if part is None else (part.start[0], part.shape[0])
+        found: list[tuple[Box, Box]] = []
+        for box in stretch(self.whole, self.begin + first, self.begin + first + count):
+            found.append((box, Box((first,), (box.count,))))
+            first += box.count
+        return found
+
+
 def _placed(spans: Spans, low: int, high: int) -> list[tuple[int, int, int]]:
     """(global begin, own begin, size) of each span, as far as it lies in low to high of the own tensor."""
     found: list[tuple[int, int, int]] = []
@@ -66,8 +96,16 @@ def _placed(spans: Spans, low: int, high: int) -> list[tuple[int, int, int]]:
     return found
 
 
-def held(shape: Sequence[int], cuts: Sequence[Cut], indexes: Sequence[int]) -> Held:
-    """Return what the rank at these indexes (one a cut) holds of a tensor of that shape."""
+def held(shape: Sequence[int], cuts: Sequence[Cut], indexes: Sequence[int], ahead: int = 0) -> Held | Run:
+    """Return what the rank at these indexes (one a cut) holds of a tensor of that shape.
+
+    `ahead`: elements that lie before it in what a `FLAT` cut divides, which stands alone.
+    """
+    if cuts and cuts[0].dim == FLAT:
+        begin, end = (cuts[0].strips * (indexes[0] + n) - ahead for n in (0, 1))
+        count = math.prod(shape)
+        first = min(max(begin, 0), count)
+        return Run(tuple(shape), first, max(first, min(end, count)))
     spans: list[Spans] = [[(0, size)] for size in shape]
     for cut, index in zip(cuts, indexes, strict=True):
         whole = spans[cut.dim]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from zerostall.core.boxes import Box, stretch
-from zerostall.core.cuts import Cut, Held, held
+from zerostall.core.cuts import FLAT, Cut, Held, Run, held
 from zerostall.core.dtypes import DTYPES
 from zerostall.errors import FormatError, StateError
 
@@ -38,6 +38,7 @@ class Row(msgspec.Struct, frozen=True, gc=False, array_like=True):
         way: which of the offer's ways it is cut in.
         undivided: its holder stores all of what it holds, or nothing: other names are views of it.
         leads: the first of its holders stores it, and what others hold does not count.
+        ahead: elements before it in what a flat cut divides.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Row(msgspec.Struct, frozen=True, gc=False, array_like=True):
     way: int
     undivided: bool = False
     leads: bool = False
+    ahead: int = 0
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
@@ -135,13 +137,13 @@ def decide(rank: int, stands: Sequence[Stand], offers: Mapping[bytes, Offer]) ->
             hint="tensors that are meant to differ from rank to rank go into zerostall.RankLocal(...)",
         )
     mine = stands[rank]
-    together: dict[tuple[int, ...], list[tuple[Row, Held]]] = {}
+    together: dict[tuple[int, ...], list[tuple[Row, Held | Run]]] = {}
     for row in offers[mine.offer].rows:
         indexes = mine.indexes[row.way]
         if indexes is None:
             continue
         ranks = crowd.holders(row.name, indexes)
-        own = held(row.shape, offers[mine.offer].ways[row.way], indexes)
+        own = held(row.shape, offers[mine.offer].ways[row.way], indexes, row.ahead)
         together.setdefault((ranks[0],) if row.leads else ranks, []).append((row, own))
     parts: list[Part] = []
     shared: list[Shared] = []
@@ -154,7 +156,7 @@ def decide(rank: int, stands: Sequence[Stand], offers: Mapping[bytes, Offer]) ->
     return Partition(tuple(parts), tuple(shared))
 
 
-def _share(rows: Sequence[tuple[Row, Held]], index: int, count: int) -> list[Part]:
+def _share(rows: Sequence[tuple[Row, Held | Run]], index: int, count: int) -> list[Part]:
     """The index-th of `count` shares, equal by bytes, of what ranks hold alike."""
     sizes = [math.prod(own.shape) * DTYPES[row.dtype].itemsize for row, own in rows]
     total = sum(sizes)
@@ -163,8 +165,9 @@ def _share(rows: Sequence[tuple[Row, Held]], index: int, count: int) -> list[Par
     at = 0
     for (row, own), size in zip(rows, sizes, strict=True):
         if size == 0:
-            # Nothing to move, but the tensor must be known of: the first of the holders tells it.
-            if index == 0:
+            # Nothing to move, but the tensor must be known of: the first of the holders tells it. Of a single element
+            # there is no empty box; whoever has it tells.
+            if index == 0 and row.shape:
                 found.append(Part(row, tuple(own.boxes()) or _nothing(row), own.shape))
         elif at <= high and low <= at + size:
             # A share's end is rounded alike by the two whose shares meet there.
@@ -260,7 +263,7 @@ class _Crowd:
         cuts = self._offers[first_digest].ways[first.way]
         for digest, row in rows[1:]:
             theirs = self._offers[digest].ways[row.way]
-            if (row.dtype, row.shape, theirs) != (first.dtype, first.shape, cuts):
+            if (row.dtype, row.shape, theirs, row.ahead) != (first.dtype, first.shape, cuts, first.ahead):
                 one = f"{_kind(first, cuts)} on {listed(self._ranks[first_digest])}"
                 return f"{one}, but {_kind(row, theirs)} on {listed(self._ranks[digest])}"
         return ""
@@ -272,7 +275,7 @@ class _Crowd:
         expected = math.prod(cut.parts for cut in cuts)
         if len(places) == expected:
             return ""
-        have = sum(math.prod(held(row.shape, cuts, indexes).shape) for indexes in places)
+        have = sum(math.prod(held(row.shape, cuts, indexes, row.ahead).shape) for indexes in places)
         lacking = math.prod(row.shape) - have
         if lacking == 0:
             return ""
@@ -281,7 +284,10 @@ class _Crowd:
 
 def _kind(row: Row, cuts: Iterable[Cut]) -> str:
     ways = ", ".join(f"dimension {cut.dim} in {cut.parts}" for cut in cuts)
-    return f"{row.dtype} ({', '.join(map(str, row.shape))}) {'cut along ' + ways if ways else 'whole'}"
+    how = f"cut along {ways}" if ways else "whole"
+    if cuts and cuts[0].dim == FLAT:
+        how = f"behind {row.ahead} elements in runs of {cuts[0].strips}"
+    return f"{row.dtype} ({', '.join(map(str, row.shape))}) {how}"
 
 
 def listed(ranks: Sequence[int]) -> str:

@@ -84,7 +84,7 @@ def identity(left_out: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 def _sample(tensor: torch.Tensor) -> int | None:
     """CRC-32C of some of the bytes; None where there are none to be had."""
-    if tensors.problem(tensor) is not None or not tensors.is_plain(tensor) or tensors.is_dtensor(tensor):
+    if tensors.problem(tensor) is not None or not tensors.is_plain(tensor) or tensors.is_distributed(tensor):
         return None
     flat = tensor.detach().reshape(-1)
     if flat.nbytes <= _WHOLE:

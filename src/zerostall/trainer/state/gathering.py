@@ -146,7 +146,7 @@ def _look(found: Gathering, name: str, view: View, whole: Whole, holder: Holder)
     if len(whole.pieces) != 1 or whole.pieces[0].box.shape != whole.shape:
         raise CorruptError(f"{name} is a view into {whole.name}, of which no rank has stored all")
     piece = whole.pieces[0]
-    if tensors.is_dtensor(holder):
+    if tensors.is_distributed(holder):
         for box, target in sharded.parts(name, holder):
             start = view.start + sum(a * b for a, b in zip(box.start, view.strides, strict=True)) * _itemsize(holder)
             part = View(view.name, view.base, view.dtype, box.shape, view.strides, start)

@@ -8,9 +8,10 @@ import msgspec
 import torch
 
 from zerostall.core.boxes import Box
-from zerostall.core.cuts import Cut, Held, held
+from zerostall.core.cuts import FLAT, Cut, Held, Run, held
 from zerostall.errors import StateError
 from zerostall.trainer.state import tensors
+from zerostall.trainer.state.flat import FlatShard
 
 if TYPE_CHECKING:
     from zerostall.trainer.state.tensors import Holder
@@ -19,19 +20,20 @@ if TYPE_CHECKING:
 class Sharding(msgspec.Struct, frozen=True):
     """How a tensor is dealt out, and where this rank stands. `indexes` is None where it is not among the ranks.
 
-    `axes` tells, the same on every rank, which dimensions of which mesh make the cuts.
+    `axes` tells, the same on every rank, which dimensions of which mesh make the cuts; `ahead` is that of a flat cut.
     """
 
     shape: tuple[int, ...]
     cuts: tuple[Cut, ...] = ()
     indexes: tuple[int, ...] | None = ()
     axes: tuple[int, ...] = ()
+    ahead: int = 0
 
-    def held(self) -> Held:
+    def held(self) -> Held | Run:
         """What of it this rank has."""
         if self.indexes is None:
             return held((0,) * len(self.shape), (), ())
-        return held(self.shape, self.cuts, self.indexes)
+        return held(self.shape, self.cuts, self.indexes, self.ahead)
 
 
 def sharding(name: str, holder: Holder) -> Sharding:
@@ -40,8 +42,10 @@ def sharding(name: str, holder: Holder) -> Sharding:
     StateError where what is here is not what its placements say.
     """
     shape = tuple(holder.shape)
-    if not tensors.is_dtensor(holder):
+    if not tensors.is_distributed(holder):
         return Sharding(shape)
+    if isinstance(holder, FlatShard):
+        return _flat(name, holder)
     mesh, placements = holder.device_mesh, holder.placements  # type: ignore[union-attr]
     coordinate = mesh.get_coordinate()
     own = tuple(tensors.own(holder).shape)
@@ -69,11 +73,31 @@ def sharding(name: str, holder: Holder) -> Sharding:
     return found
 
 
+def _flat(name: str, holder: FlatShard) -> Sharding:
+    place = holder.place
+    if place.ranks == 1:
+        return Sharding(tuple(holder.shape))
+    cut = Cut(FLAT, place.ranks, place.each)
+    found = Sharding(tuple(holder.shape), (cut,), (place.rank,), (FLAT, place.ranks), place.ahead)
+    if found.held().shape != tuple(tensors.own(holder).shape):
+        raise StateError(
+            f"{name} has {tensors.own(holder).numel()} elements here; FSDP says that it has {found.held().shape[0]}",
+            hint="report it, with the version of torch",
+        )
+    return found
+
+
+def window(own: Holder, box: Box, at: Box) -> Holder:
+    """Return the view of a rank's own tensor that is a box of the whole one; `at`: where it lies in the own."""
+    part = tensors.part_of(own, at)
+    return part.reshape(box.shape) if isinstance(part, torch.Tensor) and at.shape != box.shape else part
+
+
 def parts(name: str, holder: Holder) -> list[tuple[Box, Holder]]:
     """Return the boxes of a tensor that are here, each with the view of this rank's memory that is it."""
     own = tensors.own(holder)
     if isinstance(own, torch.Tensor):
         own = own.detach()
-    if not tensors.is_dtensor(holder):
+    if not tensors.is_distributed(holder):
         return [(Box.whole(holder.shape), own)]
-    return [(box, tensors.part_of(own, at)) for box, at in sharding(name, holder).held().boxes()]
+    return [(box, window(own, box, at)) for box, at in sharding(name, holder).held().boxes()]

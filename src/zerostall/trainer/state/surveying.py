@@ -19,7 +19,8 @@ from zerostall.errors import StateError
 from zerostall.trainer.state import tensors
 from zerostall.trainer.state.aliasing import DISTINCT, contiguous_strides, share
 from zerostall.trainer.state.choice import identity
-from zerostall.trainer.state.sharded import Sharding, sharding
+from zerostall.trainer.state.flat import FlatShard
+from zerostall.trainer.state.sharded import Sharding, sharding, window
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -65,7 +66,8 @@ class Anchors:
     """What of the user's is read through another tensor, which would not notice that it has moved.
 
     That is a second name of memory, a tensor of which the distinct elements or a part are stored, and a distributed
-    one, which is stored by its local tensor. `read` are those that every capture asks for their memory anyway.
+    one, which is stored by its local tensor. `read` are those that every capture asks for their memory anyway. Flat
+    shards are views of a tensor that has other memory while it is gathered.
     """
 
     def __init__(self, holders: Iterable[Holder], read: Iterable[Holder]) -> None:
@@ -75,10 +77,13 @@ class Anchors:
         others: list[Holder] = []
         for holder in holders:
             own = tensors.own(holder)
-            if own is not holder:
+            if isinstance(holder, FlatShard):
+                own = holder.source
+            elif own is not holder:
                 self._distributed.append(holder)
                 self._locals.append(own)
             if id(own) not in asked:
+                asked.add(id(own))
                 others.append(own)
         self._others = native.Tensors(others, [False] * len(others)) if others else None
         self._pointers: list[int] = []
@@ -132,7 +137,7 @@ def look(walk: Walk, *, rank: int, size: int, user_guards: bool) -> Found:
         local = leaf.local and size > 1
         if local:
             leaf = msgspec.structs.replace(leaf, name=pieces.local_name(leaf.name, rank))
-        groups.setdefault((local, tensors.is_dtensor(leaf.holder)), []).append(leaf)
+        groups.setdefault((local, tensors.is_distributed(leaf.holder)), []).append(leaf)
     for (_, distributed), leaves in groups.items():
         if distributed:
             _share_distributed(found, leaves)
@@ -202,7 +207,7 @@ def take(found: Found, world: World, dealing: Dealing) -> Survey:
         for number, (box, at) in enumerate(mine):
             entry = tile_name(name, number)
             shards.append(Shard(entry, dtype, box.shape, whole, box.start))
-            holders[entry] = tensors.part_of(own, at)
+            holders[entry] = window(own, box, at)
             if name in found.guarded:
                 guarded.add(entry)
             views += [_placed(view, entry, number, box, whole) for view in found.views.get(name, ())]
@@ -278,7 +283,8 @@ def _dealt(found: Found, dealing: Dealing) -> _Boxes:
             view.dtype != leaf.where.dtype or view.shape != shape or view.strides != contiguous_strides(shape)
             for view in found.views.get(name, ())
         )
-        rows.append((Row(name, leaf.where.dtype, shape, 0, undivided, leaf.leads), sharding(name, holder)))
+        cut = sharding(name, holder)
+        rows.append((Row(name, leaf.where.dtype, shape, 0, undivided, leaf.leads, cut.ahead), cut))
     offered = {row.name for row, _ in rows}
     aliases = [(view.name, base) for base, views in found.views.items() if base in offered for view in views]
     dealt = dealing.deal(rows, aliases, found.holders)

@@ -12,6 +12,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[repor
 
 from zerostall.core.boxes import Box
 from zerostall.core.dtypes import DTYPES
+from zerostall.trainer.state.flat import FlatShard
 
 if TYPE_CHECKING:
     import numpy
@@ -137,20 +138,12 @@ def geometry(holder: Holder) -> Geometry:
     return Geometry(storage, start, holder.dtype.name, size, holder.shape, tuple(s // size for s in holder.strides))
 
 
-@functools.cache
-def is_fsdp1(kind: type) -> bool:
-    """Return whether a class is the wrapper of FSDP's first version, or a tensor that only it and its like make."""
-    return any(
-        base.__name__ in ("FullyShardedDataParallel", "FlatParameter", "ShardedTensor")
-        and base.__module__.startswith("torch.distributed.")
-        for base in kind.__mro__
-    )
+FLAT = "is a flat parameter of FSDP: the FullyShardedDataParallel that it belongs to must be given, too, as a module"
 
 
-FSDP1 = (
-    "keeps its parameters as flat shards: use torch.distributed.fsdp.fully_shard (FSDP2) instead, or save its "
-    "SHARDED_STATE_DICT by dcp.save with zerostall.integrations.dcp.Writer"
-)
+def is_flat(tensor: torch.Tensor) -> bool:
+    """Return whether it is a flat parameter of FSDP's first version, which holds many."""
+    return getattr(tensor, "_is_flat_param", False) is True
 
 
 @functools.cache
@@ -158,14 +151,15 @@ def _is_dtensor(kind: type) -> bool:
     return any(base.__name__ == "DTensor" and base.__module__.startswith("torch.distributed.") for base in kind.__mro__)
 
 
-def is_dtensor(value: object) -> bool:
-    """Return whether a value is a distributed tensor of torch's; told by name, for importing them is slow."""
-    return _is_dtensor(type(value))
+def is_distributed(value: object) -> bool:
+    """Return whether a value is a distributed tensor: torch's, told by name for importing them is slow, or FSDP1's."""
+    kind = type(value)
+    return kind is FlatShard or _is_dtensor(kind)
 
 
 def own(holder: Holder) -> Holder:
     """Return what of a tensor is in this process: of a distributed one its local tensor, else itself."""
-    return holder._local_tensor if is_dtensor(holder) else holder  # type: ignore[union-attr]
+    return holder._local_tensor if is_distributed(holder) else holder  # type: ignore[union-attr]
 
 
 def problem(holder: Holder) -> str | None:
@@ -174,19 +168,22 @@ def problem(holder: Holder) -> str | None:
         return _array_problem(holder)
     kind = type(holder)
     if kind not in _PLAIN:
-        if is_dtensor(holder):
+        if is_distributed(holder):
             return _dtensor_problem(holder)
-        if is_fsdp1(kind):
-            return f"is a {kind.__name__} of FSDP1, which {FSDP1}"
+        if kind.__name__ == "ShardedTensor":
+            return "is a ShardedTensor: give the module and the optimizer themselves, not their state dicts"
         if isinstance(holder, UninitializedTensorMixin):
             return "is a lazy parameter that has no data before the first forward"
         if not flattens(holder):
             return f"is a {kind.__module__}.{kind.__qualname__}, a tensor subclass without __tensor_flatten__"
-    return _memory_problem(holder)
+    return FLAT if is_flat(holder) else _memory_problem(holder)
 
 
 def _dtensor_problem(tensor: torch.Tensor) -> str | None:
-    if any(placement.is_partial() for placement in tensor.placements):  # type: ignore[attr-defined]
+    if not isinstance(tensor, FlatShard) and any(
+        placement.is_partial()
+        for placement in tensor.placements  # type: ignore[attr-defined]
+    ):
         return "is a distributed tensor with a Partial placement: its value is a sum that no rank has; redistribute it"
     local = own(tensor)
     if type(local) not in _PLAIN:
@@ -243,7 +240,7 @@ def flattens(tensor: torch.Tensor) -> bool:
 
 def is_plain(holder: Holder) -> bool:
     """Return whether it is one run of elements on each rank, and not made of tensors within it."""
-    return not isinstance(holder, torch.Tensor) or type(holder) in _PLAIN or is_dtensor(holder)
+    return not isinstance(holder, torch.Tensor) or type(holder) in _PLAIN or is_distributed(holder)
 
 
 def on_device(holder: Holder) -> bool:

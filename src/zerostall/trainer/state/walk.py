@@ -18,9 +18,10 @@ from zerostall.trainer.state.refs import ArrayRef, Composite
 from zerostall.trainer.state.tensors import Geometry, Holder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from zerostall.trainer.state.aim import Aim, Landing
+    from zerostall.trainer.state.flat import FlatShard
     from zerostall.trainer.state.refs import Ref
 
 _LISTED = 20
@@ -113,6 +114,7 @@ class Walk:
         local_owners: ids of the tensors that do.
         leading: what is found now is the first rank's (the buffers that DistributedDataParallel hands out).
         inheriting: what is found now belongs to a tensor that is this rank's own.
+        flats: id of what an optimizer holds of FSDP1 -> the parameters that are in it.
     """
 
     part_of: Callable[[str, object], Part | None]
@@ -135,6 +137,7 @@ class Walk:
     local_owners: set[int] = field(default_factory=set)
     leading: bool = False
     inheriting: bool = False
+    flats: dict[int, list[FlatShard]] = field(default_factory=dict)
     _late: list[Part] = field(default_factory=list)
 
     def refuse(self, name: str, why: str) -> None:
@@ -172,10 +175,16 @@ class Walk:
         if id(optimizer) not in self.hooked and not self.user_guards:
             return  # one that came later: nothing is called before its steps
         for group in optimizer.param_groups:
-            self.guarded.update(map(id, group["params"]))
+            self.guarded.update(map(id, self.members(group["params"])))
         for state in optimizer.state.values():
             if isinstance(state, dict):
                 self.guarded.update(id(value) for value in state.values() if isinstance(value, torch.Tensor))
+
+    def members(self, params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """What an optimizer holds, with the parameters in the place of flat ones."""
+        if not self.flats:
+            return list(params)
+        return [member for param in params for member in self.flats.get(id(param), (param,))]
 
     def finish(self) -> None:
         """Gather what waited for all the others."""

@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 from zerostall.core import names
-from zerostall.trainer.state import tensors
+from zerostall.trainer.state import flat, tensors
 from zerostall.trainer.state.parts.stateful import StatefulPart
 from zerostall.trainer.state.walk import OutdatedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from zerostall.trainer.state.aim import Aim, Landing
     from zerostall.trainer.state.refs import Ref
@@ -35,6 +35,7 @@ _WRAPPERS: dict[tuple[str, str], str] = {
     ("torch._dynamo.eval_frame", "OptimizedModule"): "_orig_mod",
     ("torch.nn.parallel.distributed", "DistributedDataParallel"): "module",
     ("torch.nn.parallel.data_parallel", "DataParallel"): "module",
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"): "_fsdp_wrapped_module",
     (
         "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
         "ActivationWrapper",
@@ -67,6 +68,8 @@ class ModulePart:
         self._post_hooks: list[tuple[Callable[..., object], nn.Module]] = []
         self._left_out: list[str] = []
         self._frozen: list[torch.Tensor] = []
+        self._flats: dict[int, dict[str, torch.Tensor]] = {}  # of a module what FSDP has put into a flat parameter
+        self._flat_ones: set[int] = set()
 
     @property
     def tensors(self) -> list[str]:
@@ -83,6 +86,8 @@ class ModulePart:
         self._post_hooks.clear()
         self._left_out.clear()
         self._frozen.clear()
+        self._flats.clear()
+        self._flat_ones.clear()
         self._descend(walk, self.module, self.name, (), direct=True)
 
     def _descend(self, walk: Walk, module: nn.Module, name: str, path: tuple[str, ...], *, direct: bool) -> None:
@@ -92,20 +97,21 @@ class ModulePart:
             walk.leading = walk.leading or bool(getattr(module, "broadcast_buffers", False))
             # What the wrapper holds decides all the rest, so that is watched too.
             walk.watched.append(cast("dict[object, object]", module._modules))
+            if attribute == "_fsdp_wrapped_module":
+                self._unflatten(walk, module, name)
             module = cast("nn.Module", module._modules[attribute])
-        if tensors.is_fsdp1(type(module)):
-            walk.refuse(name, f"is wrapped by {type(module).__name__} (FSDP1), which {tensors.FSDP1}")
-            return
         for hook in module._state_dict_pre_hooks.values():
             if _is_fsdp(hook):
                 hook(module, "", True)  # between passes FSDP may have whole parameters in the place of the sharded ones
-        for key, parameter in module._parameters.items():
+        for key, parameter in self._parameters(module).items():
             if parameter is not None:
                 walk.labels.setdefault(id(parameter), []).append((self.name, (*path, key)))
         if direct:
             special = changes_state_dict(module)
             if special:
                 self._tell(module, special)
+                if any(id(inner) in self._flats for inner in module.modules()):
+                    walk.refuse(name, f"{special}, and FSDP has put parameters of it into a flat one")
                 walk.add(module_through_state_dict(name, module))
                 direct = False
             else:
@@ -115,13 +121,33 @@ class ModulePart:
                 self._descend(walk, child, names.child(name, key), (*path, key), direct=direct)
         walk.leading = leading
 
+    def _unflatten(self, walk: Walk, wrapper: nn.Module, name: str) -> None:
+        """Find the parameters that FSDP's first version has laid one behind the other."""
+        try:
+            for module, key, held, shard in flat.shards(wrapper):
+                self._flats.setdefault(id(module), {})[key] = shard
+                self._flat_ones.add(id(held))
+                members = walk.flats.setdefault(id(held), [])
+                if not any(shard is member for member in members):
+                    members.append(shard)
+        except flat.UnfitError as error:
+            walk.refuse(name, str(error))
+
+    def _parameters(self, module: nn.Module) -> Mapping[str, torch.Tensor | None]:
+        """The parameters of a module, whether or not it is FSDP that has them."""
+        flattened = self._flats.get(id(module), {})
+        if not flattened and flat.FLAT_PARAMETER not in module._parameters:
+            return module._parameters
+        own = {key: p for key, p in module._parameters.items() if id(p) not in self._flat_ones}
+        return {**own, **flattened}
+
     def _take(self, walk: Walk, module: nn.Module, name: str) -> None:
         watched = walk.watched
         for held in (module._parameters, module._buffers, module._modules):
             watched.append(cast("dict[object, object]", held))
         transient = module._non_persistent_buffers_set
         leading = walk.leading
-        for held in (module._parameters, module._buffers):
+        for held in (self._parameters(module), module._buffers):
             walk.leading = leading and held is module._buffers
             for key, tensor in held.items():
                 if tensor is None:
@@ -131,7 +157,7 @@ class ModulePart:
                     if tensor.is_meta:
                         self._left_out.append(full)
                     continue
-                if not self._chosen(walk, full, tensor, frozen=held is module._parameters and not tensor.requires_grad):
+                if not self._chosen(walk, full, tensor, frozen=held is not module._buffers and not tensor.requires_grad):
                     walk.left_out.append((full, tensor))
                     continue
                 first = len(walk.leaves)
@@ -149,7 +175,7 @@ class ModulePart:
             return False
         if not frozen or walk.choice.frozen:
             return True
-        self._frozen.append(tensor)
+        self._frozen.append(tensor.source if isinstance(tensor, flat.FlatShard) else tensor)
         return False
 
     def _tell(self, module: nn.Module, why: str) -> None:

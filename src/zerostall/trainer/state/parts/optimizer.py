@@ -15,13 +15,14 @@ import torch
 from zerostall import native
 from zerostall.core import names
 from zerostall.trainer.state import tensors
+from zerostall.trainer.state.flat import FlatShard
 from zerostall.trainer.state.parts.optimizer_record import GroupRecord, OptimizerRecord, Slots
 from zerostall.trainer.state.parts.options import restore_options
 from zerostall.trainer.state.tree import LiveTree
 from zerostall.trainer.state.walk import Later, OutdatedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from zerostall.trainer.state.aim import Aim, Landing
     from zerostall.trainer.state.walk import Walk
@@ -88,6 +89,8 @@ class OptimizerPart:
         self._host: list[str] = []
         self._keys: list[str] = []
         self._plan: list[tuple[torch.Tensor, Slots]] = []
+        self._members: Callable[[Iterable[torch.Tensor]], list[torch.Tensor]] = list
+        self._rooms: dict[tuple[int, str], torch.Tensor] = {}
         self._matched: dict[int, str] = {}  # of each parameter its label in the checkpoint
         self._record: OptimizerRecord | None = None
 
@@ -98,7 +101,8 @@ class OptimizerPart:
 
     def keeps(self, param: torch.Tensor) -> bool:
         """Whether it keeps anything of that parameter in this process."""
-        return True
+        # FSDP's original parameters of which nothing is here have no gradient, and so no state.
+        return not isinstance(param, FlatShard) or param.source.numel() > 0
 
     # Saving -----------------------------------------------------------------------------------------------------
 
@@ -108,6 +112,7 @@ class OptimizerPart:
         for held in (self._lists, self._options, self._atoms, self._trees):
             held.clear()
         self._lasting = None
+        self._members = walk.members
         self._name_parameters(walk)
         walk.guard(optimizer)
         walk.watched.append(cast("list[object]", optimizer.param_groups))
@@ -124,7 +129,8 @@ class OptimizerPart:
         keys: dict[str, None] = {}
         for param, state in self.slots.items():
             if isinstance(param, torch.Tensor):
-                self._gather_state(walk, param, state, host)
+                for member in self._members((param,)):
+                    self._gather_state(walk, member, state, host)
                 if type(state) is dict:
                     keys.update(dict.fromkeys(state))
         self._host = sorted(host)
@@ -138,16 +144,16 @@ class OptimizerPart:
         self._labels.clear()
         self._names.clear()
         owners: dict[str, set[int]] = {}
-        everything = [p for group in self.optimizer.param_groups for p in group["params"]]
-        everything += [p for p in self.slots if isinstance(p, torch.Tensor)]
+        everything = self._members(p for group in self.optimizer.param_groups for p in group["params"])
+        everything += self._members(p for p in self.slots if isinstance(p, torch.Tensor))
         for param in everything:
-            if tensors.is_fsdp1(type(param)):
-                walk.refuse(self.name, f"holds a {type(param).__name__} of FSDP1, which {tensors.FSDP1}")
+            if tensors.is_flat(param):
+                walk.refuse(self.name, f"holds what {tensors.FLAT}")
             self._names[id(param)] = walk.labels.get(id(param), [])
             for _, path in self._names[id(param)][:1]:
                 owners.setdefault(names.join(path), set()).add(id(param))
         for number, group in enumerate(self.optimizer.param_groups):
-            for index, param in enumerate(group["params"]):
+            for index, param in enumerate(self._members(group["params"])):
                 self._labels.setdefault(id(param), f"[{number}][{index}]")
         for key, found in self._names.items():
             if found:
@@ -159,7 +165,8 @@ class OptimizerPart:
                 walk.refuse(self.name, "has state for a tensor that is in no group and in no module")
                 self._labels[key] = f"[{len(self.optimizer.param_groups)}][{len(self._labels)}]"
 
-    def _group_record(self, params: list[torch.Tensor]) -> GroupRecord:
+    def _group_record(self, held: list[torch.Tensor]) -> GroupRecord:
+        params = self._members(held)
         labels = [self._labels[id(param)] for param in params]
         shapes = {
             label: list(param.shape) for label, param in zip(labels, params, strict=True) if label.startswith("[")
@@ -175,17 +182,20 @@ class OptimizerPart:
         first = len(walk.leaves)
         walk.inheriting = id(param) in walk.local_owners
         if type(state) is dict and all(map(_is_flat, state.values())):
-            walk.watched.append(cast("dict[object, object]", state))
+            if not walk.watched or walk.watched[-1] is not state:  # which is that of many where FSDP has made them one
+                walk.watched.append(cast("dict[object, object]", state))
             atoms: list[str] = []
             for key, value in state.items():
                 if not isinstance(value, torch.Tensor):
                     atoms.append(key)
                     continue
-                walk.tensor(names.child(path, key), value)
+                walk.tensor(names.child(path, key), _slot(param, value))
                 if value.device.type == "cpu" and param.device.type != "cpu":
                     host.add(key)
             if atoms:
                 self._atoms.append((label, state, atoms))
+        elif isinstance(param, FlatShard):
+            walk.refuse(path, "is no dict of tensors and numbers, and FSDP has put the parameter into a flat one")
         else:
             tree = LiveTree(path)
             tree.gather(walk, state)
@@ -232,6 +242,7 @@ class OptimizerPart:
     def aim(self, aim: Aim) -> None:
         self._plan = []
         self._matched = {}
+        self._rooms.clear()
         self._record = None
         stored = aim.whole(self)
         if stored is None:
@@ -245,7 +256,7 @@ class OptimizerPart:
         options = record.options()
         taken: set[str] = set()
         for group in self.optimizer.param_groups:
-            for param in group["params"]:
+            for param in self._members(group["params"]):
                 known = self._stored_label(aim, slots, param, stored.name)
                 path = self._path(self._labels[id(param)])
                 aim.want_value(path, stored=known is not None)
@@ -278,20 +289,27 @@ class OptimizerPart:
         if why is not None:
             aim.differs(path, f"the parameter {why}")
             return
-        live = self.slots.get(param, {})
+        live = self.slots.get(_held(param), {})
         live = live if isinstance(live, dict) else {}
         for key, name in found.tensors.items():
             device = record.device(key, options, param)
             slot = live.get(key)
+            slot = _slot(param, slot) if isinstance(slot, torch.Tensor) else slot
             fits = isinstance(slot, torch.Tensor) and tensors.is_plain(slot) and slot.device == device
-            aim.tensor(name, slot if fits else self._room(aim, name, param, device))
+            aim.tensor(name, slot if fits else self._room(aim, name, param, key, device))
         for name in found.nested:
             aim.tensor(name, None, param.device)
         self._plan.append((param, found))
 
-    def _room(self, aim: Aim, name: str, param: torch.Tensor, device: torch.device) -> torch.Tensor:
+    def _room(self, aim: Aim, name: str, param: torch.Tensor, key: str, device: torch.device) -> torch.Tensor:
         dtype = tensors.torch_dtype(aim.stored.dtype(name))
         shape = aim.stored.shape(name)
+        if isinstance(param, FlatShard) and shape == tuple(param.shape) and shape:
+            # Of all parameters in a flat one, in one tensor, as the optimizer makes it.
+            room = (id(param.source), key)
+            if room not in self._rooms:
+                self._rooms[room] = torch.zeros_like(param.source.detach(), dtype=dtype, device=device)
+            return param.of(self._rooms[room])
         if shape == tuple(param.shape) and device == param.device:
             # As torch makes it: with the parameter's memory format.
             return torch.empty_like(param.detach(), dtype=dtype, memory_format=torch.preserve_format)
@@ -320,8 +338,7 @@ class OptimizerPart:
     def accept(self, landing: Landing) -> None:
         state = self.slots
         keys = self._keys
-        for param, found in self._plan:
-            fresh = found.state(landing.resolver, keys)
+        for param, fresh in self._fresh(landing):
             if not fresh:
                 state.pop(param, None)
                 continue
@@ -334,6 +351,36 @@ class OptimizerPart:
         if self._record is not None:
             for key, value in cast("dict[torch.Tensor, object]", landing.resolve(self._record.extra)).items():
                 state[key] = value
-            restore_options(self.optimizer, self._record.groups, self._matched, landing, self.name)
+            restore_options(
+                self.optimizer, self._record.groups, self._matched, landing, self.name, self._members
+            )
         self._plan = []
+        self._rooms.clear()
         self._record = None
+
+    def _fresh(self, landing: Landing) -> list[tuple[torch.Tensor, object]]:
+        """What the optimizer holds, and the state of it, whole again where FSDP has made one of many parameters."""
+        found: list[tuple[torch.Tensor, object]] = []
+        flats: dict[int, dict[object, object]] = {}
+        for param, slots in self._plan:
+            fresh = slots.state(landing.resolver, self._keys)
+            if not isinstance(param, FlatShard):
+                found.append((param, fresh))
+                continue
+            flat = flats.get(id(param.source))
+            if flat is None:
+                flat = flats[id(param.source)] = {}
+                found.append((param.source, flat))
+            for key, value in (cast("dict[object, object]", fresh) or {}).items():
+                flat.setdefault(key, value.source if isinstance(value, FlatShard) else value)
+        return found
+
+
+def _held(param: torch.Tensor) -> torch.Tensor:
+    """What the optimizer holds for a parameter."""
+    return param.source if isinstance(param, FlatShard) else param
+
+
+def _slot(param: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """What of a tensor of the state is the parameter's."""
+    return param.of(value) if isinstance(param, FlatShard) and param.alike(value) else value

@@ -9,7 +9,7 @@ import torch
 from zerostall.trainer.state.writes import copy_into
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from zerostall.trainer.state.aim import Landing
     from zerostall.trainer.state.parts.optimizer_record import GroupRecord
@@ -43,13 +43,14 @@ def restore_options(
     labels: Mapping[int, str],
     landing: Landing,
     name: str,
+    members: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
 ) -> None:
     """Give each group the options its parameters had. What is not stored, or is ambiguous, stays, with a warning.
 
-    `labels`: id of a parameter -> its label in the checkpoint.
+    `labels`: id of a parameter -> its label in the checkpoint. `members`: the parameters in what a group holds.
     """
     for number, group in enumerate(optimizer.param_groups):
-        sources = contributors(group["params"], groups, labels)
+        sources = contributors(members(group["params"]), groups, labels)
         if not sources:
             if group["params"] or number >= len(groups):
                 continue
