@@ -1,11 +1,13 @@
 """From `kill -9` of a trainer to the next finished step, out of the memory that the agent kept.
 
     python -m benchmarks.recovery --model gpt-3b                       # 36 GB on a GPU
-    python -m benchmarks.recovery --model tiny --device cpu            # to try it
+    python -m benchmarks.recovery --model gpt-3b --ranks 2             # 36 GB on two, dealt out with FSDP2; both killed
+    python -m benchmarks.recovery --model tiny --device cpu --ranks 2  # to try it
 
-A trainer saves at every step and is killed in the middle of one. Another one is started at once, and tells when it came
-by: interpreter and imports, device, model, checkpointer (the kept memory is mapped), restore (registered with the
-device, and copied), first step. The state that comes back is compared by fingerprint with that of the save.
+A trainer saves at every step and is killed in the middle of one, of several ranks all at once. Others are started at
+once, and tell when they came by: interpreter and imports, device, process group (of several), model, checkpointer (the
+kept memory is mapped), restore (registered with the device, and copied), first step; of several, the last one counts.
+The state that comes back is compared by fingerprint with that of the save.
 """
 
 from __future__ import annotations
@@ -23,17 +25,17 @@ from pathlib import Path
 from benchmarks.machine import ROOT
 from benchmarks.report import Report, median, seconds
 
-STAGES = ("imports", "device", "model", "checkpointer", "restored", "step")
+STAGES = ("imports", "device", "met", "model", "checkpointer", "restored", "step")
 GOAL = 15.0
 PATIENCE = 400.0
 
 
 @dataclass
 class Death:
-    """One trainer killed and its successor's way back; seconds since the kill, by what the successor said.
+    """Trainers killed and their successors' way back; seconds since the kill, by what these said.
 
     Attributes:
-        at: stage -> seconds, the comparison of bits taken out.
+        at: stage -> seconds until the last of them was there, the comparison of bits taken out.
         registered: what the log says of mapping and registering.
         exact: the fingerprint after the restore is that of the save of that step.
         lost: steps that had been begun after the one that came back.
@@ -67,16 +69,31 @@ def tell(**facts: object) -> None:
 def train(arguments: argparse.Namespace) -> None:
     """The trainer's process: tells what it does, for ever."""
     import torch
+    from torch.distributed.tensor import DTensor
 
+    from benchmarks.ranks.loop import RankLoop
     from benchmarks.stall.loop import SIZES, Loop
     from zerostall import Checkpointer
 
     tell(stage="imports")
-    torch.ones(1, device=arguments.device)
-    if arguments.device == "cuda":
+    several, cuda = arguments.ranks > 1, arguments.device == "cuda"
+    device = f"cuda:{arguments.rank}" if cuda else arguments.device
+    if cuda:
+        torch.cuda.set_device(arguments.rank)
+    torch.ones(1, device=device)
+    if cuda:
         torch.cuda.synchronize()
     tell(stage="device")
-    loop = Loop(SIZES[arguments.model], arguments.device, flips=False)
+    if several:
+        torch.distributed.init_process_group(
+            "nccl" if cuda else "gloo",
+            init_method=f"file://{arguments.meeting}",
+            rank=arguments.rank,
+            world_size=arguments.ranks,
+            device_id=torch.device(device) if cuda else None,
+        )
+        tell(stage="met")
+    loop = RankLoop(arguments.model, device, "fsdp2") if several else Loop(SIZES[arguments.model], device, flips=False)
     loop.clock.synchronize()
     tell(stage="model")
     teller = logging.Handler()
@@ -101,7 +118,7 @@ def train(arguments: argparse.Namespace) -> None:
         found = list(loop.model.parameters())
         for state in loop.optimizer.state.values():
             found += [value for value in state.values() if isinstance(value, torch.Tensor)]
-        return found
+        return [one.to_local() if isinstance(one, DTensor) else one for one in found]
 
     if done:
         tell(fingerprint=fingerprint(all_tensors()), step=done)
@@ -118,8 +135,9 @@ def train(arguments: argparse.Namespace) -> None:
 class Trainer:
     """A trainer's process and what it tells."""
 
-    def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
+    def __init__(self, arguments: argparse.Namespace, folder: Path, rank: int, attempt: str) -> None:
         command = [sys.executable, "-m", "benchmarks.recovery", "--train", "--out", str(folder / "saved")]
+        command += ["--ranks", str(arguments.ranks), "--rank", str(rank), "--meeting", str(folder / attempt)]
         command += ["--model", arguments.model, "--device", arguments.device, "--slots", str(arguments.slots)]
         command += ["--peer"] if arguments.peer else []
         self.started = time.monotonic()
@@ -136,49 +154,87 @@ class Trainer:
             self.fingerprints[facts["step"]] = facts["fingerprint"]
         return facts
 
-    def kill(self) -> float:
+    def kill(self) -> None:
         self.process.kill()
-        moment = time.monotonic()
+
+    def end(self) -> None:
+        """Wait for one that was killed."""
         self.process.wait()
-        return moment
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+def trainers(arguments: argparse.Namespace, folder: Path, attempt: str) -> list[Trainer]:
+    """One of each rank, all started now; an attempt has a meeting point of its own."""
+    return [Trainer(arguments, folder, rank, attempt) for rank in range(arguments.ranks)]
 
 
 def die_and_come_back(arguments: argparse.Namespace, folder: Path) -> Death:
     death = Death()
-    first = Trainer(arguments, folder)
-    second = None
+    first = trainers(arguments, folder, "first")
+    second: list[Trainer] = []
     try:
         begun = 0
-        while begun < arguments.steps:
-            facts = first.next()
-            begun = facts["step"] if facts.get("stage") == "step" else begun
-            death.nbytes = facts.get("nbytes", death.nbytes)
-        moment = first.kill()
-        second = Trainer(arguments, folder)
-        looked, done = 0.0, -1
-        while "step" not in death.at:
-            facts = second.next()
-            if "log" in facts:
-                death.registered += [facts["log"]] if "registered" in facts["log"] else []
-            elif "fingerprint" in facts:
-                looked = facts["time"] - moment - death.at["restored"]
-                death.exact = facts["fingerprint"] == first.fingerprints.get(done)
-            else:
-                death.at[facts["stage"]] = facts["time"] - moment - looked
-                if facts["stage"] == "restored":
-                    done, death.tier = facts["step"], facts["tier"]
-                    death.lost = begun - done
+        for trainer in first:
+            step = nbytes = 0
+            while step < arguments.steps or not nbytes:
+                facts = trainer.next()
+                step = facts["step"] if facts.get("stage") == "step" else step
+                nbytes = facts.get("nbytes", nbytes)
+            death.nbytes += nbytes
+            begun = max(begun, step)
+        for trainer in first:
+            trainer.kill()
+        moment = time.monotonic()
+        second = trainers(arguments, folder, "second")
+        found = [come_back(trainer, moment, before.fingerprints) for before, trainer in zip(first, second, strict=True)]
+        for back in found:
+            death.at = {stage: max(at, death.at.get(stage, 0.0)) for stage, at in back.at.items()}
+            death.registered += back.registered
+        death.exact = all(back.exact for back in found)
+        death.tier = ", ".join(sorted({back.tier for back in found}))
+        death.lost = begun - min(back.step for back in found)
     finally:
-        for trainer in (first, second):
-            if trainer is not None:
-                trainer.kill()
+        for trainer in (*first, *second):
+            trainer.kill()
+        for trainer in (*first, *second):
+            trainer.end()
     return death
+
+
+@dataclass
+class Back:
+    """One trainer's way back; see `Death`."""
+
+    at: dict[str, float] = field(default_factory=dict)
+    registered: list[str] = field(default_factory=list)
+    exact: bool = False
+    tier: str = ""
+    step: int = -1
+
+
+def come_back(trainer: Trainer, moment: float, before: dict[int, int]) -> Back:
+    """Listen to a successor until it has finished a step; `before` are its predecessor's fingerprints."""
+    back, looked = Back(), 0.0
+    while "step" not in back.at:
+        facts = trainer.next()
+        if "log" in facts:
+            back.registered += [facts["log"]] if "registered" in facts["log"] else []
+        elif "fingerprint" in facts:
+            looked = facts["time"] - moment - back.at["restored"]
+            back.exact = facts["fingerprint"] == before.get(back.step)
+        else:
+            back.at[facts["stage"]] = facts["time"] - moment - looked
+            if facts["stage"] == "restored":
+                back.step, back.tier = facts["step"], facts["tier"]
+    return back
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--model", default="gpt-3b")
     options.add_argument("--device", default="cuda")
+    options.add_argument("--ranks", type=int, default=1, help="trainers of one job, each on a device of its own")
     options.add_argument("--steps", type=int, default=6, help="steps until the trainer is killed")
     options.add_argument("--deaths", type=int, default=1)
     options.add_argument("--slots", type=int, default=2)
@@ -187,6 +243,8 @@ def main() -> None:
     options.add_argument("--results", type=Path, help="folder of the report (default: benchmarks/results)")
     options.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
     options.add_argument("--out", help=argparse.SUPPRESS)
+    options.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
+    options.add_argument("--meeting", help=argparse.SUPPRESS)
     arguments = options.parse_args()
     if arguments.train:
         train(arguments)
@@ -205,14 +263,17 @@ def main() -> None:
 
 def report(arguments: argparse.Namespace, deaths: list[Death]) -> Report:
     size = deaths[0].nbytes
+    several = arguments.ranks > 1
+    devices = f"{arguments.ranks} ranks (FSDP2), {arguments.device}" if several else arguments.device
     page = Report(
-        "recovery",
-        f"From kill -9 to the next finished step: {size / 1e9:.1f} GB of state on {arguments.device}",
+        "recovery_ranks" if several else "recovery",
+        f"From kill -9 to the next finished step: {size / 1e9:.1f} GB of state on {devices}",
         Path(arguments.folder or tempfile.gettempdir()),
+        module="recovery",
         columns=("until", "seconds since the kill", "of that, this stage"),
     )
     before = 0.0
-    for stage in STAGES:
+    for stage in [stage for stage in STAGES if stage in deaths[0].at]:
         found = median([death.at[stage] for death in deaths])
         page.rows.append((WORDS[stage], f"{found:.2f}", f"{found - before:.2f}"))
         before = found
@@ -223,9 +284,9 @@ def report(arguments: argparse.Namespace, deaths: list[Death]) -> Report:
         "out of host memory": ", ".join(sorted({death.tier for death in deaths})),
     }
     page.notes = [
-        f"{len(deaths)} trainers, each killed while step {arguments.steps} was being saved; "
+        f"{len(deaths)} times, all trainers killed while step {arguments.steps} was being saved; "
         f"steps lost: {', '.join(str(death.lost) for death in deaths)}",
-        "the successor is started at the moment of the kill; comparing the bits is taken out of the times",
+        "successors are started at the moment of the kill; comparing the bits is taken out of the times",
         *dict.fromkeys(line for death in deaths for line in death.registered),
     ]
     return page
@@ -234,6 +295,7 @@ def report(arguments: argparse.Namespace, deaths: list[Death]) -> Report:
 WORDS = {
     "imports": "interpreter and imports",
     "device": "device (CUDA context)",
+    "met": "process group: the ranks have met",
     "model": "model and optimizer built",
     "checkpointer": "checkpointer made, kept memory mapped",
     "restored": "restored (registered with the device, copied)",

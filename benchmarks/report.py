@@ -78,6 +78,7 @@ class Report:
         goals: what was to be reached -> what was, in words.
         samples: name -> raw samples, in the unit that the name ends in.
         notes: what a reader must know to judge the numbers.
+        module: what was run, where it is not called as the files are.
     """
 
     name: str
@@ -88,13 +89,14 @@ class Report:
     goals: dict[str, str] = field(default_factory=dict)
     samples: dict[str, list[float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    module: str = ""
 
     def write(self, results: Path = RESULTS) -> Path:
         """Writes NAME.json and NAME.md; returns the JSON file."""
         facts = {
             "title": self.title,
             "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            "command": shlex.join(["python", "-m", f"benchmarks.{self.name}", *sys.argv[1:]]),
+            "command": shlex.join(["python", "-m", f"benchmarks.{self.module or self.name}", *sys.argv[1:]]),
             "hardware": {**hardware(), "file system": file_system(self.folder)},
             "load at the end": f"{os.getloadavg()[0]:.1f}",
             "versions": versions(),

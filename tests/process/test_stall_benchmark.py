@@ -44,11 +44,13 @@ def test_it_measures_and_reports(tmp_path: Path, agent_environment: dict[str, st
 
 
 @pytest.mark.timeout(600)
-def test_a_killed_trainer_comes_back(tmp_path: Path, agent_environment: dict[str, str]) -> None:
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_killed_trainer_comes_back(tmp_path: Path, agent_environment: dict[str, str], ranks: int) -> None:
     ran = ["--model", "tiny", "--device", "cpu", "--steps", 4, "--folder", tmp_path, "--results", tmp_path]
+    ran += ["--ranks", ranks]
     done = bench("recovery", *ran, environment=agent_environment)
     assert done.returncode == 0, done.stderr
-    facts = json.loads((tmp_path / "recovery.json").read_text())
+    facts = json.loads((tmp_path / f"recovery{'_ranks' if ranks > 1 else ''}.json").read_text())
     assert facts["goals"]["the state is that of the save, bit for bit"] == "yes"
     assert facts["goals"]["out of host memory"] == "host"
     assert [row[0] for row in facts["rows"]][-1] == "first step finished"
