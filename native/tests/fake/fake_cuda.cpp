@@ -9,6 +9,7 @@
 //   fake_cuda_without(function)          that function fails with CUDA_ERROR_NOT_SUPPORTED until reset
 //   fake_cuda_work(stream, microseconds, to, nbytes, value)  a kernel: takes its time, then fills memory
 //   fake_cuda_hold(stream)               what is queued behind this waits for fake_cuda_release(), or a reset
+//   fake_cuda_hold_copies()              so does every copy, of whatever stream
 //   fake_cuda_capturing(stream, yes)     the stream is being captured into a graph
 //   fake_cuda_count(function)            calls since reset
 //   fake_cuda_allocated()                bytes of the device's memory in use
@@ -252,27 +253,6 @@ void move(CUdeviceptr to, CUdeviceptr from, size_t nbytes) {
   for (; k < nbytes; ++k) __atomic_store_n(t + k, __atomic_load_n(f + k, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
 }
 
-CUresult queue_copy(CUdeviceptr to, CUdeviceptr from, size_t nbytes, bool to_device, bool from_device,
-                    Stream* stream) {
-  if (nbytes == 0) return CUDA_SUCCESS;
-  if (to_device && !on_device(to, nbytes)) return CUDA_ERROR_INVALID_VALUE;
-  if (from_device && !on_device(from, nbytes)) return CUDA_ERROR_INVALID_VALUE;
-  const auto run = [=] {
-    if (stream->error != 0) return;
-    dawdle();
-    // Looked at again: memory freed with copies still queued is an illegal address.
-    if ((to_device && !on_device(to, nbytes)) || (from_device && !on_device(from, nbytes)))
-      stream->error = CUDA_ERROR_ILLEGAL_ADDRESS;
-    else
-      move(to, from, nbytes);
-  };
-  const CUdeviceptr host = to_device ? from : to;
-  stream->add(run);
-  if (to_device != from_device && !pinned(host, nbytes))
-    stream->wait();  // pageable memory holds the caller up
-  return CUDA_SUCCESS;
-}
-
 // Holds streams up until it is opened.
 class Gate {
  public:
@@ -299,6 +279,30 @@ class Gate {
 Gate& gate() {
   static Gate& the = *new Gate;  // streams outlive what is torn down at the end
   return the;
+}
+
+std::atomic<uint64_t> copies_wait_for{0};
+
+CUresult queue_copy(CUdeviceptr to, CUdeviceptr from, size_t nbytes, bool to_device, bool from_device,
+                    Stream* stream) {
+  if (nbytes == 0) return CUDA_SUCCESS;
+  if (to_device && !on_device(to, nbytes)) return CUDA_ERROR_INVALID_VALUE;
+  if (from_device && !on_device(from, nbytes)) return CUDA_ERROR_INVALID_VALUE;
+  const auto run = [=] {
+    if (stream->error != 0) return;
+    gate().pass(copies_wait_for);
+    dawdle();
+    // Looked at again: memory freed with copies still queued is an illegal address.
+    if ((to_device && !on_device(to, nbytes)) || (from_device && !on_device(from, nbytes)))
+      stream->error = CUDA_ERROR_ILLEGAL_ADDRESS;
+    else
+      move(to, from, nbytes);
+  };
+  const CUdeviceptr host = to_device ? from : to;
+  stream->add(run);
+  if (to_device != from_device && !pinned(host, nbytes))
+    stream->wait();  // pageable memory holds the caller up
+  return CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -345,6 +349,9 @@ EXPORT void fake_cuda_work(CUstream stream, int us, CUdeviceptr to, size_t nbyte
 
 EXPORT void fake_cuda_hold(CUstream stream) {
   of(stream)->add([ticket = gate().draw()] { gate().pass(ticket); });
+}
+EXPORT void fake_cuda_hold_copies() {
+  copies_wait_for = gate().draw();
 }
 EXPORT void fake_cuda_release() {
   gate().open();
