@@ -135,7 +135,7 @@ def kill_agent(folder: Path) -> None:
     wait_until(lambda: not Path(f"/proc/{pid}").exists())
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"

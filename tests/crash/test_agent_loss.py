@@ -302,17 +302,21 @@ def test_the_agent_is_killed_by_hand(where: Path, folder: Path) -> None:
     assert restored(where) == 7
 
 
-def test_what_comes_right_behind_an_answer_is_heard() -> None:
-    """A grant may arrive in one piece with the answer to the adoption; lost, no slot would ever be free again."""
+def test_what_comes_around_an_answer_is_heard() -> None:
+    """Lost, no slot would ever be free again, or nobody would hear what became of a save."""
     ours, theirs = socket.socketpair()
     channel, agent = Channel(ours, m.FromAgent), Channel(theirs, m.FromTrainer)
-    for message in (m.Granted(slot=1), m.Done(id=7), m.Granted(slot=2), m.Reached(step=3, created=1.0, tier="host")):
+    events = [
+        m.Reached(step=3, created=1.0, tier="host"),
+        m.Granted(slot=2),
+        m.Reached(step=4, created=2.0, tier="host"),
+    ]
+    for message in (events[0], m.Done(id=7), *events[1:]):
         agent.send(message)
     answer, _ = zerostall.trainer.link._exchange(channel, m.Tidy(id=7))
     assert answer == m.Done(id=7)
     assert channel.pending()
-    behind = [m.Granted(slot=2), m.Reached(step=3, created=1.0, tier="host")]
-    assert [message for message, _ in channel.receive()] == behind
+    assert [message for message, _ in channel.receive()] == events
     assert not channel.pending()
     channel.close()
     agent.close()

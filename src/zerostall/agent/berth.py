@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from zerostall import native
 from zerostall.core.candidates import Past
 from zerostall.core.roll import NONE, Save
+from zerostall.errors import FormatError
 from zerostall.tiers.host import HostTier, stride_of
 from zerostall.wire import messages as m
 
@@ -32,9 +35,20 @@ class Wish:
     aside: tuple[Past, ...] = ()
 
 
+_SPOILED_KEPT = 16
+
+
 @dataclass(slots=True)
 class Berth:
-    """`current` takes new images; `older` tiers have a layout of before and go once `current` holds an image."""
+    """`current` takes new images; `older` tiers have a layout of before and go once `current` holds an image.
+
+    Attributes:
+        moored: the trainer that is attached has said which memory it captures into. Before, nothing is granted: the
+            memory may hold more than this agent has heard of, where a connection broke.
+        heard: the newest save that this rank's trainers have sealed under this agent.
+        spoiled: what was said last of saves that will never be clean; a trainer whose connection broke may have missed
+            it.
+    """
 
     where: str
     rank: int
@@ -43,6 +57,9 @@ class Berth:
     current: HostTier | None = None
     older: list[HostTier] = field(default_factory=list)
     client: Client | None = None
+    moored: bool = False
+    heard: Save = NONE
+    spoiled: deque[m.Spoiled] = field(default_factory=lambda: deque(maxlen=_SPOILED_KEPT))
     wishes: dict[int, Wish] = field(default_factory=dict)
     fallbacks: tuple[m.Fallback, ...] = ()
     stowage: Stowage | None = None
@@ -65,10 +82,26 @@ class Berth:
             raise
         return self._install(layout, segment, slots)
 
-    def adopt(self, layout: Layout, slots: int, segment: native.Segment) -> HostTier:
-        """Take over memory that a trainer kept when the agent before this one died."""
-        self.budget.lent += segment.nbytes  # it exists already: counted even where it is over the budget
-        return self._install(layout, segment, slots)
+    def adopt(self, layout: Layout, slots: int, fd: int) -> HostTier:
+        """Take over memory that a trainer kept: when the agent before this one died, or just its connection.
+
+        Memory that is here already stays what it is, with all that is said of it: two tables of the same slots would
+        each grant what the other one reads.
+
+        Raises:
+            FormatError: the memory is here, and has another layout.
+        """
+        memory = os.fstat(fd)
+        tier = next((tier for tier in self.tiers() if os.path.samestat(os.fstat(tier.segment.fileno()), memory)), None)
+        if tier is None:
+            segment = native.Segment.attach(fd, memory.st_size)
+            self.budget.lent += segment.nbytes  # it exists already: counted even where it is over the budget
+            return self._install(layout, segment, slots)
+        if not tier.layout.same(layout) or tier.slots.count != slots:
+            raise FormatError(f"the memory of rank {self.rank} is lent for another layout")
+        self.older = [other for other in self.tiers() if other is not tier]
+        self.current = tier
+        return tier
 
     def _install(self, layout: Layout, segment: native.Segment, slots: int) -> HostTier:
         if self.current is not None:
@@ -149,7 +182,7 @@ class Berth:
 
     def next_grant(self, keep: frozenset[int]) -> m.Granted | None:
         """Grant the trainer a slot if it has none and one can be had."""
-        if self.current is None or self.client is None or self.current.slots.granted():
+        if self.current is None or not self.moored or self.current.slots.granted():
             return None
         reserved = self.stowage.reserve() if self.stowage else (0, 0)
         if reserved is None:
@@ -171,12 +204,14 @@ class Berth:
 
     def send(self, message: m.Message) -> None:
         """Tell the trainer, if there is one."""
+        if isinstance(message, m.Spoiled):
+            self.spoiled.append(message)
         if self.client is not None:
             self.client.send(message)
 
     def take_back(self) -> None:
         """The trainer is gone: what it was capturing is worth nothing."""
-        self.client = None
+        self.client, self.moored = None, False
         self.take_back_grant()
 
     def take_back_grant(self) -> None:

@@ -62,6 +62,27 @@ class Promises:
         elif carrier is not None and past.step not in carrier.steps:
             self._say_replaced(berth, past)
 
+    def say_again(self, berth: Berth, past: Past, *, promised: bool) -> None:
+        """How a sealed image fares, to a trainer whose connection broke: it may have missed what it was told before.
+
+        `promised`: somebody waits for it beyond memory.
+        """
+        step = past.step
+        here = berth.created(step) == past.created
+        if here and berth.manifest(step) is not None:
+            berth.send(m.Reached(step=step, created=past.created, tier="host"))
+        if here and promised:
+            self.make(berth, past)
+        elif step in self._run.folder.on_disk and self._run.folder.disk.created(step, berth.rank) == past.created:
+            berth.send(m.Reached(step=step, created=past.created, tier="disk"))
+        elif not here:
+            spoiled = next((one for one in berth.spoiled if (one.step, one.created) == (step, past.created)), None)
+            if spoiled is not None:
+                berth.send(spoiled)
+            else:
+                berth.send(m.Replaced(step=step, created=past.created, tier="host"))
+                self._say_replaced(berth, past)
+
     # ---------------------------------------------------------------------------------- ranks on several nodes
 
     def _ask(self, outpost: Outpost, berth: Berth, past: Past, where: str) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
-from zerostall import native
 from zerostall.agent.berth import Berth, Wish
 from zerostall.agent.stowage import Stowage
 from zerostall.core import layout as layouts
@@ -114,6 +112,7 @@ class Requests:
             tier = berth.lease(layout, request.slots)
         run.folder.begins_with(layout)
         berth.take_back_grant()
+        berth.moored = True
         lent = m.Lent(tier.key, tier.segment.nbytes)
         answer = m.Leased(id=request.id, memory=lent, stride=tier.stride, slots=tier.slots.count)
         client.send(answer, tier.segment.fileno())
@@ -122,15 +121,20 @@ class Requests:
         layout = layouts.decode(request.layout, request.begins)
         if len(fds) != 1:
             raise FormatError("Adopt needs the segment's descriptor beside it")
-        facts = os.fstat(fds[0])
-        tier = berth.adopt(layout, request.slots, native.Segment.attach(fds[0], facts.st_size))
+        tier = berth.adopt(layout, request.slots, fds[0])
         images = [(image.slot, *_sealed(image)) for image in request.images]
         for slot, record, wish in sorted(images, key=lambda image: image[2].save):
-            tier.slots.claim(slot)
+            if not berth.has(slot, record):
+                if wish.save <= berth.heard:
+                    continue  # this agent had it, and has let go of it
+                tier.slots.claim(slot)
             run.seal(berth, slot, record, wish, adopted=True)
         if request.busy_slot is not None:
             tier.slots.claim(request.busy_slot)
+        berth.moored = True
         client.send(m.Done(id=request.id))
+        for _, record, wish in images:
+            run.promises.say_again(berth, Past(record.step, record.created), promised=wish.promise)
 
 
 def _sealed(message: m.Sealed) -> tuple[Record, Wish]:

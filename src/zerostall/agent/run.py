@@ -314,6 +314,7 @@ class Run:
             self.trickle.hurry()
         self.verdicts.epoch = max(self.epoch, wish.save.epoch)
         berth.seal(slot, record, wish)
+        berth.heard = max(berth.heard, wish.save)
         self.tally.sealed_bytes += record.nbytes
         self.trickle.try_again(record.step)
         self.promises.replaced(berth, before)

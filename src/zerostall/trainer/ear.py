@@ -47,7 +47,7 @@ class Ear:
                 self._ledger.heard(event)
 
     def adoption(self) -> tuple[m.Adopt, int] | None:
-        return self._shelf.adoption()
+        return self._shelf.adoption({saved.step for saved, _ in self._ledger.urged()})
 
     def not_adopted(self) -> None:
         self._shelf.forget()

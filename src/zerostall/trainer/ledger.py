@@ -218,8 +218,8 @@ class Ledger:
 
     def _reached(self, event: m.Reached) -> None:
         saving = self._saving_of(event)
-        if saving is None:
-            return
+        if saving is None or event.tier in saving._tiers:
+            return  # told again, after a connection broke, it makes nothing good that failed since
         saving._reached(event.tier)
         if event.tier in self.tiers[1:] and (self._failure_tier == "remote") == (event.tier == "remote"):
             self._failure = None  # newer and there: what failed before is made good

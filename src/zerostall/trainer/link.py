@@ -216,6 +216,7 @@ class Link:
     def _recover(self, error: ClosedError) -> None:
         """Find or start another agent and hand over the memory; tries until it works or the link is closed."""
         self._up.clear()
+        self._channel.shut()  # a child that was forked may hold the socket, too
         log.warning("the agent is gone (%s); training goes on, another is being found", error)
         self._channel.close()
         self._fail_waiting("the agent died while it was asked")
@@ -263,18 +264,20 @@ class Link:
 def _exchange(channel: Channel[m.FromAgent], request: m.Message, *fds: int) -> Answer:
     """Send a request and wait for its answer on a channel that nobody else reads.
 
-    Events that come before the answer are dropped: they are of a time before the hello.
+    What comes before and right behind the answer is for the link's thread.
     """
     channel.send(request, *fds)
     wanted = getattr(request, "id")  # noqa: B009 - every request has one; the base class does not
     deadline = time.monotonic() + _HELLO_SECONDS
+    others: list[tuple[m.FromAgent, list[int]]] = []
     while channel.pending(deadline - time.monotonic()):
         messages = channel.receive()
         for number, (message, received) in enumerate(messages, 1):
             if getattr(message, "id", None) != wanted:
-                drop(received)
+                drop(received)  # an event has none
+                others.append((message, []))
                 continue
-            channel.keep(messages[number:])  # what came right behind the answer is for the link's thread
+            channel.keep(others + messages[number:])
             if isinstance(message, m.Refused):
                 raise message.error()
             return message, received

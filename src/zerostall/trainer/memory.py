@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from zerostall.errors import AgentError
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Container
 
     from zerostall import native
     from zerostall.core.layout import Layout
@@ -47,11 +49,19 @@ class Shelf:
         self._stowed: dict[int, tuple[float, int, m.Sealed]] = {}  # created, step: until they are drained
         self._early_grant: m.Granted | None = None
         self._grant = m.Granted(slot=-1)
+        self._lent = False  # the agent of now has lent what is not installed yet
         self.memory: Memory | None = None
 
     def install(self, memory: Memory) -> None:
-        """A new lease; the grants that follow are for it."""
+        """A new lease; the grants that follow are for it.
+
+        Raises:
+            AgentError: the agent that lent it is gone, and the one of now knows nothing of it.
+        """
         with self._condition:
+            if not self._lent:
+                raise AgentError("the agent died when it had lent memory; the next save borrows other memory")
+            self._lent = False
             self.memory = memory
             self._images, self._stowed = {}, {}
             if (early := self._early_grant) is not None:
@@ -63,6 +73,7 @@ class Shelf:
         with self._condition:
             self.memory = None
             self._early_grant = None
+            self._lent = True
 
     def grant(self, grant: m.Granted) -> None:
         with self._condition:
@@ -154,14 +165,21 @@ class Shelf:
             if self.memory is not None and self.memory.capturing == slot:
                 self.memory.capturing = None
 
-    def adoption(self) -> tuple[m.Adopt, int] | None:
-        """What a new agent takes over. The slot in use (being captured into, or granted) stays this trainer's."""
+    def adoption(self, awaited: Container[int] = ()) -> tuple[m.Adopt, int] | None:
+        """What an agent takes over. The slot in use (being captured into, or granted) stays this trainer's.
+
+        `awaited`: steps that somebody waits for. The agent must know before it hears of any newer image.
+        """
         with self._condition:
+            self._lent = False
             memory = self.memory
             if memory is None:
                 return None
             busy = memory.capturing if memory.capturing is not None else memory.granted
-            images = tuple(self._images[slot][1] for slot in sorted(self._images))
+            images = tuple(
+                msgspec.structs.replace(image, promise=image.promise or step in awaited)
+                for _, (step, image) in sorted(self._images.items())
+            )
             adopt = m.Adopt(
                 id=0,
                 layout=memory.layout_bytes,

@@ -1,0 +1,332 @@
+"""A connection breaks between a trainer and an agent that both live on: whatever each has still heard, no save that
+somebody waits for is lost, and no memory is written to while it is read.
+
+Both sides are driven by hand here, message by message.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from images import HandMade, make_layout, record_of
+from zerostall import native
+from zerostall.agent.client import Client
+from zerostall.agent.requests import Requests
+from zerostall.agent.run import Run
+from zerostall.core import layout as layouts
+from zerostall.core import manifest as manifests
+from zerostall.errors import AgentError
+from zerostall.flow.budget import Budget
+from zerostall.flow.governor import Governor
+from zerostall.telemetry import Stats
+from zerostall.tiers.disk import DiskTier
+from zerostall.trainer.ear import Ear
+from zerostall.trainer.ledger import Ledger
+from zerostall.trainer.lockers import Lockers
+from zerostall.trainer.memory import Memory, Shelf
+from zerostall.trainer.pace import Pace
+from zerostall.trainer.saving import Desk, Saving
+from zerostall.wire import messages as m
+from zerostall.wire.channel import Channel
+
+LAYOUT = make_layout(5000, 11)
+SLOTS = 2
+
+
+class Node:
+    """The agent's side: one run, and what its writer has to say waits until it is listened to."""
+
+    def __init__(self, where: Path) -> None:
+        self.said: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.budget = Budget(1 << 30)
+        self.run = Run(where, 1, self.budget, native.Pool("test", 1), self.said.put, Governor())
+        vaults: Any = SimpleNamespace()
+        self._requests = Requests(vaults, lambda: False, lambda: None)
+        self.client: Client | None = None
+        self._channels: list[Channel[Any]] = []
+
+    def welcome(self) -> Channel[m.FromAgent]:
+        """A trainer comes; its end of the connection, which is attached."""
+        ours, theirs = socket.socketpair()
+        self.client = Client(Channel(ours, m.FromTrainer), pid=os.getpid())
+        rules = m.Rules(keep_last=100, disk_interval=3600.0)
+        hello = m.Hello(1, m.PROTOCOL, os.getpid(), os.fsencode(self.run.where), 0, 1, rules)
+        self.run.attach(self.client, hello)
+        self.run.advance()
+        self._channels += [self.client.channel, Channel(theirs, m.FromAgent)]
+        return self._channels[-1]
+
+    def listen(self) -> None:
+        """Hear all that the trainer has said."""
+        client, run = self.client, self.run
+        assert client is not None
+        while client.channel.pending():
+            for message, fds in client.channel.receive():
+                self._requests.serve(client, run, run.berths[0], message, fds)
+                run.advance()
+                for fd in fds:
+                    os.close(fd)
+        self.check()
+
+    def lose(self) -> None:
+        """The connection broke."""
+        assert self.client is not None
+        self.client.channel.close()
+        self.run.detach(self.client)
+        self.client = None
+
+    def write(self) -> None:
+        """Wait until nothing is on its way to disk any more, and heed each step that got there."""
+        self.run.advance()
+        while self.run.trickle._untidy > 0:
+            self.said.get(timeout=60)()
+            self.run.advance()
+        self.check()
+
+    def check(self) -> None:
+        """No memory has two tables of slots."""
+        tiers = self.run.berths[0].tiers()
+        memories = {os.fstat(tier.segment.fileno()).st_ino for tier in tiers}
+        assert len(memories) == len(tiers)
+        assert self.budget.lent == sum(tier.segment.nbytes for tier in tiers)
+
+    def close(self) -> None:
+        for channel in self._channels:
+            channel.close()
+        self.run.close()
+
+
+class Trainer:
+    """The trainer's side, as far as it has to do with what is said."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.condition = threading.Condition()
+        self.shelf = Shelf(self.condition)
+        self.ledger = Ledger(node.run.where, self.condition, Stats())
+        self.ear = Ear(self.shelf, self.ledger, Pace(alone=True), Stats(), Lockers(wanted=False), 0)
+        self.desk = Desk(self.condition, self.ledger.tiers)
+        self.channel = node.welcome()
+
+    def say(self, *messages: m.Message) -> None:
+        for message in messages:
+            self.channel.send(message)
+
+    def hear(self) -> None:
+        while self.channel.pending():
+            for message, fds in self.channel.receive():
+                if isinstance(message, m.Leased):
+                    self.ear.heard(message)
+                    self.shelf.install(self._memory(message, native.Segment.attach(fds[0], message.memory.nbytes)))
+                elif not isinstance(message, m.Done):
+                    self.ear.heard(message)
+                for fd in fds:
+                    os.close(fd)
+
+    def _memory(self, leased: m.Leased, segment: native.Segment) -> Memory:
+        return Memory(LAYOUT, layouts.encode(LAYOUT), segment, leased.stride, leased.slots)
+
+    def lease(self) -> None:
+        self.say(m.Lease(id=2, layout=layouts.encode(LAYOUT), slots=SLOTS))
+        self.node.listen()
+        self.hear()
+
+    def save(self, step: int) -> tuple[Saving, m.Sealed] | None:
+        """The save, and what the agent is to be told of it; None when no slot is free."""
+        with self.condition:
+            slot = self.shelf.take()
+        if slot is None:
+            return None
+        made = HandMade(LAYOUT, step)
+        saving = Saving(step, self.desk, made.created)
+        self.ledger.accept(saving)
+        memory = self.shelf.memory
+        assert memory is not None
+        memory.segment.view(slot * memory.stride, LAYOUT.nbytes)[:] = made.bytes
+        run = self.node.run.folder.facts.run
+        record = record_of(LAYOUT, made.bytes, step, run=run, created=made.created)
+        sealed = m.Sealed(slot=slot, record=manifests.encode_record(record))
+        self.shelf.sealed(step, sealed)
+        return saving, sealed
+
+    def wait_for(self, saving: Saving) -> m.Promise:
+        assert self.ledger.urge(saving, "disk")
+        return m.Promise(step=saving.step, created=saving.created)
+
+    def come_back(self) -> list[m.Message]:
+        """Be welcomed anew, and hand over what is held; what the agent is to be told next, but is not told yet."""
+        self.channel.close()
+        self.channel = self.node.welcome()
+        if (adoption := self.ear.adoption()) is not None:
+            message, fd = adoption
+            self.channel.send(message, fd)
+            self.node.listen()
+            self.hear()
+        return self.ear.reconnected()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path / "run")
+    yield node
+    node.close()
+
+
+def whole(where: Path, step: int) -> bool:
+    disk = DiskTier(where, native.Pool("test", 1))
+    memory = native.Segment("check", 1 << 16)
+    disk.get(step, 0, memory.address)
+    return bytes(memory.view(0, LAYOUT.nbytes)) == HandMade(LAYOUT, step).bytes
+
+
+def fate(saving: Saving) -> tuple[set[str], list[str]]:
+    return set(saving.tiers), [str(error) for error in saving._errors.values()]
+
+
+ORDERS = [
+    order
+    for order in itertools.product(("nothing", "sealed", "all"), (0, 1, 2), ("before", "away", "after"), (False, True))
+    if not (order[0] == "nothing" and order[2] != "after")
+]
+
+
+@pytest.mark.parametrize(("heard", "answers", "written", "second"), ORDERS)
+def test_what_is_waited_for_gets_to_disk(node: Node, heard: str, answers: int, written: str, second: bool) -> None:
+    """`heard`: by the agent, until it broke. `answers`: how often the trainer heard the agent meanwhile. `written`:
+    when the step's way to disk ended. `second`: another save was sealed in the other slot."""
+    trainer = Trainer(node)
+    trainer.lease()
+    first = trainer.save(1)
+    assert first is not None
+    saving, sealed = first
+    if heard != "nothing":
+        trainer.say(sealed)
+        node.listen()
+    if answers:
+        trainer.hear()
+    promise = trainer.wait_for(saving) if "disk" not in saving.tiers else None
+    if heard == "all" and promise is not None:
+        trainer.say(promise)
+        node.listen()
+    if written == "before":
+        node.write()
+    if answers == 2:
+        trainer.hear()
+    another = trainer.save(2) if second else None
+    node.lose()
+    if written == "away":
+        node.write()
+    said = trainer.come_back()
+    # The worst order: the agent hears of a newer image, and whatever slot can be granted is, before it hears of the
+    # one that is waited for.
+    if another is not None:
+        trainer.say(another[1])
+        node.listen()
+        trainer.hear()
+    third = trainer.save(3)
+    if third is not None:
+        trainer.say(third[1])
+        node.listen()
+        trainer.hear()
+    trainer.say(*said)
+    node.listen()
+    node.write()
+    trainer.hear()
+    assert fate(saving) == ({"host", "disk"}, [])
+    assert whole(node.run.where, 1)
+    # And it goes on: there is a slot for the next one.
+    last = trainer.save(4)
+    assert last is not None
+    trainer.say(last[1], trainer.wait_for(last[0]))
+    node.listen()
+    node.write()
+    trainer.hear()
+    assert fate(last[0]) == ({"host", "disk"}, []) and whole(node.run.where, 4)
+
+
+def test_memory_that_is_read_is_not_granted_although_it_was_handed_over_again(node: Node) -> None:
+    trainer = Trainer(node)
+    trainer.lease()
+    first = trainer.save(1)
+    assert first is not None
+    trainer.say(first[1])
+    node.listen()
+    trainer.hear()
+    assert node.run.trickle.writing() == 1  # until the node listens to its writer
+    second = trainer.save(2)
+    assert second is not None
+    node.lose()
+    trainer.come_back()
+    trainer.say(second[1])
+    node.listen()
+    trainer.hear()
+    assert trainer.save(3) is None  # one slot is read, the other one is the newest
+    node.write()
+    trainer.hear()
+    assert trainer.save(3) is not None
+    assert whole(node.run.where, 1)
+
+
+def test_a_trainer_that_has_not_said_what_it_holds_is_granted_nothing(node: Node) -> None:
+    trainer = Trainer(node)
+    trainer.lease()
+    saves = [trainer.save(1)]
+    assert saves[0] is not None
+    trainer.say(saves[0][1])
+    node.listen()
+    node.lose()
+    berth = node.run.berths[0]
+    node.welcome()
+    assert berth.current is not None
+    assert berth.current.slots.granted() is None
+
+
+def test_what_it_missed_of_a_save_that_came_to_nothing_is_said_again(node: Node) -> None:
+    trainer = Trainer(node)
+    trainer.lease()
+    first = trainer.save(1)
+    assert first is not None
+    saving, sealed = first
+    trainer.say(sealed)
+    node.listen()
+    node.run.berths[0].send(m.Spoiled(step=1, created=saving.created, rank=1, reason="it fell over"))
+    node.run.berths[0].forget_step(1)
+    node.lose()
+    trainer.come_back()
+    assert "disk" not in saving.tiers
+    ((kind, text),) = {(type(error).__name__, str(error)) for error in saving._errors.values()}
+    assert kind == "RankError" and "it fell over" in text
+
+
+def test_memory_that_was_lent_by_an_agent_that_is_gone_is_not_used(node: Node) -> None:
+    trainer = Trainer(node)
+    trainer.ear.heard(m.Leased(id=1, memory=m.Lent(1, 4096), stride=4096, slots=1))
+    assert trainer.ear.adoption() is None
+    memory: Any = SimpleNamespace()
+    with pytest.raises(AgentError, match="the next save borrows other memory"):
+        trainer.shelf.install(memory)
+
+
+def test_news_that_is_told_again_makes_no_later_failure_good() -> None:
+    condition = threading.Condition()
+    ledger = Ledger(Path("run"), condition, Stats())
+    savings = [Saving(step, Desk(condition), float(step)) for step in (1, 2)]
+    for saving in savings:
+        ledger.accept(saving)
+        ledger.heard(m.Reached(step=saving.step, created=saving.created, tier="host"))
+    reached = m.Reached(step=1, created=1.0, tier="disk")
+    ledger.heard(reached)
+    ledger.heard(m.Failed(step=2, created=2.0, tier="disk", kind="StorageError", message="no room"))
+    ledger.heard(reached)
+    with pytest.raises(OSError, match="no room"):
+        ledger.raise_unreported()
