@@ -50,8 +50,8 @@ class Node:
         self.said: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.budget = Budget(1 << 30)
         self.run = Run(where, 1, self.budget, native.Pool("test", 1), self.said.put, Governor())
-        vaults: Any = SimpleNamespace()
-        self._requests = Requests(vaults, lambda: False, lambda: None)
+        unused: Any = SimpleNamespace()
+        self._requests = Requests(unused, lambda: False, lambda: None, unused)
         self.client: Client | None = None
         self._channels: list[Channel[Any]] = []
 
