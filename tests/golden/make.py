@@ -1,9 +1,9 @@
 """Writes the golden files of the current format: `python tests/golden/make.py FOLDER`.
 
-The files under `v1/` and `v2/` are checked in and never change; a new format version gets a folder of its own.
-Everything in them is small enough to be checked by hand. Step 7 has one rank, every kind of small value, an alias and
-types that safetensors lacks; its chunks are of 4096 bytes, so that there are several. Step 12 has two ranks with half
-a tensor each.
+The files under `v1/`, `v2/` and `disks/` are checked in and never change; a new format version gets a folder of its
+own. Everything in them is small enough to be checked by hand. Step 7 has one rank, every kind of small value, an alias
+and types that safetensors lacks; its chunks are of 4096 bytes, so that there are several. Step 12 has two ranks with
+half a tensor each.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import SimpleNamespace
 from uuid import UUID
 
-from zerostall.core import checksum, layout, manifest, steps, values
+from zerostall.core import checksum, disks, layout, manifest, steps, values
 from zerostall.core.layout import Layout, Shard, View
 from zerostall.core.manifest import Manifest, Record, RunFacts
 from zerostall.core.values import TensorRef
@@ -136,6 +136,14 @@ def files() -> dict[str, bytes]:
     return made
 
 
+def disk_files() -> dict[str, bytes]:
+    """What tells of images on other disks; the first is in the run's folder, the second in the one that it names."""
+    return {
+        steps.DISKS: disks.encode(disks.RunDisks(run=RUN, folders=("/mnt/nvme1/golden", "/mnt/nvme2/a folder/é"))),
+        steps.DISK: disks.encode(disks.DiskOf(run=RUN)),
+    }
+
+
 def add(made: dict[str, bytes], shared: Layout | None, ranks: list[tuple[bytes, Record]]) -> None:
     """Add the files of a step."""
     first = ranks[0][1]
@@ -161,7 +169,8 @@ def add(made: dict[str, bytes], shared: Layout | None, ranks: list[tuple[bytes, 
 
 
 def main(folder: Path) -> None:
-    for name, data in files().items():
+    made = files() | {f"disks/{name}": data for name, data in disk_files().items()}
+    for name, data in made.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)

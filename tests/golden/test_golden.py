@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import struct
 from pathlib import Path
 
@@ -12,12 +13,13 @@ import pytest
 import safetensors.numpy
 
 from golden import make
-from zerostall.core import layout, manifest, steps, values
+from zerostall.core import disks, layout, manifest, steps, values
 from zerostall.core import safetensors as headers
 from zerostall.core.values import TensorRef
 
 V1 = Path(__file__).parent / "v1"
 V2 = V1.with_name("v2")
+DISKS = V1.with_name("disks")
 STEP = V1 / "step-000000000007"
 
 
@@ -27,6 +29,33 @@ def test_the_current_writer_makes_the_same_bytes():
     assert sorted(found) == sorted(made)
     for name, data in made.items():
         assert found[name] == data, name
+
+
+def test_what_tells_of_other_disks():
+    made = make.disk_files()
+    assert files(DISKS) == made
+    assert disks.decode_run_disks(made["disks.json"], source="").folders[0] == "/mnt/nvme1/golden"
+    assert disks.decode_disk_of(made["disk.json"], source="").run == make.RUN
+
+
+def test_an_image_on_another_disk_is_found_by_docs_format_alone(tmp_path: Path):
+    """Moved there with nothing of ours."""
+    zerostall = pytest.importorskip("zerostall", exc_type=ImportError)
+    run, disk = tmp_path / "run", tmp_path / "disk"
+    shutil.copytree(V2, run)
+    step = run / "step-000000000012"
+    record = json.loads((step / "manifest.json").read_bytes())["body"]["ranks"][1]["record"]
+    target = disk / "images" / step.name / f"rank-00001-{record[:16]}.safetensors"
+    target.parent.mkdir(parents=True)
+    (step / "rank-00001.safetensors").rename(target)
+    assert zerostall.verify(run, 12)[0].problems
+    for path, body in (
+        (run / "disks.json", {"version": 1, "run": make.RUN, "folders": [str(disk)]}),
+        (disk / "disk.json", {"version": 1, "run": make.RUN}),
+    ):
+        data = json.dumps(body, separators=(",", ":")).encode()
+        path.write_bytes(b'{"sha256":"%s","body":%s}\n' % (hashlib.sha256(data).hexdigest().encode(), data))
+    assert zerostall.verify(run, 12)[0].problems == ()
 
 
 def test_what_version_1_says_in_full_is_still_written_in_version_1():

@@ -33,9 +33,9 @@ def begin(where: str, **options) -> tuple[Ranked, zerostall.Checkpointer, int]:
     return job, ckpt, step
 
 
-def train(where: str, steps: str) -> None:
+def train(where: str, steps: str, *disks: str) -> None:
     """Go on for some steps, each of which gets to disk."""
-    job, ckpt, step = begin(where)
+    job, ckpt, step = begin(where, disks=disks)
     with ckpt:
         for _ in range(int(steps)):
             step = job.train_one_step()

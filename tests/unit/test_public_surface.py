@@ -42,7 +42,7 @@ ERRORS = {
 PARAMETERS = {
     "Checkpointer": (
         "where run keep policy when_busy slots freeze_bytes disk_interval rng guard "
-        "only frozen expect_shapes require_finite source_checks preempt grace process_group peer remote state"
+        "only frozen expect_shapes require_finite source_checks preempt grace process_group peer disks remote state"
     ),
     "Checkpointer.save": "self step metric pin if_exists when_busy",
     "Checkpointer.restore": "self step required only rename strict prefixes meta_to",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,7 +22,7 @@ from zerostall.tiers.files import make_folder, read_file, storage_errors, write_
 from zerostall.tiers.modes import OWN, Modes
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
     from zerostall import native
     from zerostall.core.layout import Layout
@@ -97,6 +98,15 @@ class RunFolder:
                 self._lock = FolderLock(self.where, self._modes)
             self._write_facts(self.facts)
         log.warning("%s: the folder, its lock or run.json was gone and is made anew", self.where)
+
+    def spread(self, folders: Sequence[str]) -> None:
+        """From now on, deal images over these folders, too, which are on other disks.
+
+        Raises:
+            RunMismatchError: one is another run's.
+            StorageError: the run's folder cannot be written.
+        """
+        self.disk.others.use([Path(folder) for folder in folders], self.facts.run)
 
     def let_go(self) -> None:
         if self._lock is not None:

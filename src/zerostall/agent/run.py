@@ -186,6 +186,7 @@ class Run:
                 self._forget_strangers()
         self._agree_with_remote()
         self.folder.check_name(hello.run, empty=not self.steps())
+        self.folder.spread(hello.rules.disks)
 
     def carry_to(self, rules: m.RemoteRules | None) -> Carrier | None:
         """Have what carries steps to the remote tier, if the trainer wants one.

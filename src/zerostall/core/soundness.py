@@ -22,9 +22,15 @@ _DIGEST = re.compile("[0-9a-f]{64}")
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
+def run_id_problem(run: str) -> str:
+    return (
+        "" if _RUN_ID.fullmatch(run) else f"a run's id has 1 to 128 letters, digits, '.', '_' and '-', not {quote(run)}"
+    )
+
+
 def _common_problem(run: str, created: float) -> str:
-    if not _RUN_ID.fullmatch(run):
-        return f"a run's id has 1 to 128 letters, digits, '.', '_' and '-', not {quote(run)}"
+    if problem := run_id_problem(run):
+        return problem
     if not math.isfinite(created):
         return "the time it was created is no number"
     return ""

@@ -15,6 +15,8 @@
     images/step-000000012000/                  in an object store, where nothing can be renamed:
         rank-00000-3f9a0c1d52e4b067.safetensors    an image and its record, named by the record's digest
         rank-00000-3f9a0c1d52e4b067.json
+    disks.json                                 folders on other disks that hold images, named in the same way
+    disk.json                                  in such a folder: whose images it holds
 
 Steps have 12 digits, and more when they need to; ranks 5. Every name is legal on every operating system, and
 none leads out of the folder it is in.
@@ -29,6 +31,8 @@ LAYOUTS = "layouts"
 IMAGES = "images"
 MANIFEST = "manifest.json"
 PINNED = "pinned"
+DISKS = "disks.json"
+DISK = "disk.json"
 
 MAX_STEP = 2**63 - 1
 MAX_RANK = 2**31 - 1
@@ -195,7 +199,8 @@ def parse_partial(name: str) -> tuple[str, str] | None:
     match = _PARTIAL.fullmatch(name)
     if match is None:
         return None
-    known = match[1] in (RUN, MANIFEST) or any(
-        parse(match[1]) is not None for parse in (parse_image, parse_record, parse_layout, parse_spare_layout)
+    known = match[1] in (RUN, MANIFEST, DISKS, DISK) or any(
+        parse(match[1]) is not None
+        for parse in (parse_image, parse_record, parse_kept, parse_layout, parse_spare_layout)
     )
     return (match[1], match[2]) if known else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,7 +14,7 @@ from zerostall.errors import CorruptError, FormatError, StorageError, ZerostallE
 from zerostall.telemetry import log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from zerostall.core.candidates import Past
@@ -76,13 +77,28 @@ def persist(disk: DiskTier, order: Order, hold: Callable[[], None] = lambda: Non
         if aside:
             log.warning("%s: training went back before steps %s: they are set aside", disk.where, aside)
         with _by_others(disk, order):
-            for image in order.images:
-                disk.put(image)
+            _put(disk, order.images)
         disk.commit(order.manifest, replace=order.replace, pin=order.pin)
     except Exception as error:  # noqa: BLE001 - the images must be let go, and the trainer must hear
         disk.abandon(order.step)
         return Outcome(order.step, time.monotonic() - start, _ours(error, order, disk))
     return Outcome(order.step, time.monotonic() - start)
+
+
+def _put(disk: DiskTier, images: Sequence[Image]) -> None:
+    """Write images, on several disks at once. Returns, or raises, when nothing is being written any more."""
+    lanes = disk.lanes(images)
+
+    def write(lane: Sequence[Image]) -> None:
+        for image in lane:
+            disk.put(image)
+
+    if len(lanes) == 1:
+        write(lanes[0])
+        return
+    with ThreadPoolExecutor(len(lanes), "zerostall-disk") as threads:
+        for written in [threads.submit(write, lane) for lane in lanes]:
+            written.result()
 
 
 @contextlib.contextmanager

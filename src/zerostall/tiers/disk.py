@@ -17,7 +17,7 @@ from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
 from zerostall.core.candidates import Past
 from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, StepExistsError
-from zerostall.telemetry import log, say_once
+from zerostall.telemetry import log
 from zerostall.tiers.files import (
     discard,
     fsync_folder,
@@ -32,8 +32,11 @@ from zerostall.tiers.files import (
     write_whole,
 )
 from zerostall.tiers.image_bytes import FileBytes
+from zerostall.tiers.image_writes import write_image
 from zerostall.tiers.layout_files import LayoutFiles
+from zerostall.tiers.leftovers import bring_back_swapped, remove_partials
 from zerostall.tiers.modes import OWN, Modes
+from zerostall.tiers.other_disks import OtherDisks
 from zerostall.tiers.step_files import StepFiles, committed
 
 if TYPE_CHECKING:
@@ -59,7 +62,8 @@ class DiskTier:
         self._direct = direct
         self._modes = OWN
         self._layouts = LayoutFiles(where)
-        self._files = StepFiles(where, self._layouts.get)
+        self.others = OtherDisks(where, direct=direct)
+        self._files = StepFiles(where, self._layouts.get, self.others)
         self._staging: dict[int, Path] = {}
         self._drafts: set[int] = set()
         self._left: set[Path] = set()
@@ -67,26 +71,26 @@ class DiskTier:
 
     def use(self, modes: Modes) -> None:
         """From now on, what is made gets these modes."""
-        self._modes = self._layouts.modes = modes
+        self._modes = self._layouts.modes = self.others.modes = modes
 
     # -------------------------------------------------------------------------------------------------- verbs
 
     def put(self, image: Image) -> None:
         def write(fd: int) -> Record:
-            self._write_image(fd, image)
+            write_image(fd, image, self._pool, self.where, direct=self._direct)
             return image.record
 
-        self.put_by(image.record.step, image.record.rank, image.layout, write)
+        record = image.record
+        if self.others.put(image):
+            self._begin(record.step, image.layout)
+            self.put_record(record)
+        else:
+            self.put_by(record.step, record.rank, image.layout, write)
 
     def put_by(self, step: int, rank: int, layout: Layout, write: Callable[[int], Record]) -> Record:
         """As `put`, of an image that `write` puts into the open file by itself; it returns the image's record."""
-        folder = self._draft_folder(step)
+        folder = self._begin(step, layout)
         with storage_errors(folder, f"step {step}", layout.nbytes):
-            make_folder(self.where, self._modes)
-            with contextlib.suppress(FileExistsError):
-                folder.mkdir()
-                self._modes.folder(folder)
-            self._layouts.write(layout)
             require_room(self.where, layout.nbytes)
             record = write_by(folder / names.image_file(rank), write, self._modes)
             write_file(folder / names.record_file(rank), manifests.encode_record(record), self._modes)
@@ -126,6 +130,7 @@ class DiskTier:
         elif step in self._drafts and not committed(final):
             self._remove(final)
         self._drafts.discard(step)
+        self._sweep(step)
 
     def steps(self) -> list[int]:
         return self._files.steps()
@@ -174,6 +179,12 @@ class DiskTier:
             self._remove_kept(step)
 
     # -------------------------------------------------------------------------------------- beyond the contract
+
+    def lanes(self, images: Sequence[Image]) -> list[list[Image]]:
+        """The images of a step by the disk that each goes to: those of one are `put` in order, others meanwhile."""
+        for step in {image.record.step for image in images}:
+            self.draft(step)
+        return self.others.deal(images)
 
     def draft(self, step: int) -> Path:
         """The folder in which images of a step are put until it is committed, for several processes to write to it."""
@@ -279,6 +290,8 @@ class DiskTier:
             self._folder(step).rename(target)
         if aside:
             fsync_folder(self.where)
+            for step in aside:
+                self._sweep(step)
         return aside
 
     def rewound(self) -> list[int]:
@@ -291,7 +304,7 @@ class DiskTier:
 
     def clear_leftovers(self) -> list[str]:
         """Remove what dead writers left: staging folders and steps without a manifest. Only for the lock's holder."""
-        self._bring_back_swapped()
+        bring_back_swapped(self._files)
         cleared = []
         for entry in self._files.entries():
             folder = Path(entry.path)
@@ -300,10 +313,9 @@ class DiskTier:
                 self._remove(folder)
                 cleared.append(entry.name)
         for folder in (self.where, self.where / names.LAYOUTS):
-            with contextlib.suppress(FileNotFoundError):
-                for path in [path for path in folder.iterdir() if names.parse_partial(path.name) is not None]:
-                    path.unlink(missing_ok=True)
-                    cleared.append(path.name)
+            cleared += remove_partials(folder)
+        for step in self.others.steps():
+            self._sweep(step)
         if cleared:
             log.info("%s: removed what unfinished saves had left: %s", self.where, ", ".join(sorted(cleared)))
         return cleared
@@ -318,8 +330,25 @@ class DiskTier:
     def _folder(self, step: int) -> Path:
         return self._files.folder(step)
 
+    def _begin(self, step: int, layout: Layout) -> Path:
+        """The folder in which an image's record, and its image if that goes nowhere else, are put."""
+        folder = self._draft_folder(step)
+        with storage_errors(folder, f"step {step}", layout.nbytes):
+            make_folder(self.where, self._modes)
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                self._modes.folder(folder)
+            self._layouts.write(layout)
+        return folder
+
+    def _sweep(self, step: int) -> None:
+        """Images on other disks that no step of that number speaks of; never raises."""
+        if self.others.places() and (wanted := self._files.spoken_of(step)) is not None:
+            self.others.sweep(step, wanted)
+
     def _remove_kept(self, step: int) -> None:
-        """The images of a step of a copied bucket, once no step of that number has them."""
+        """The images of a step that are elsewhere, once no step of that number has them."""
+        self._sweep(step)
         folder = self._files.kept(step)
         if folder.exists() and not self._files.needs_kept(step):
             self._remove(folder)
@@ -354,37 +383,3 @@ class DiskTier:
         fsync_folder(self.where)
         self._remove(old)
         self._remove_kept(names.parse_step(final.name) or 0)
-
-    def _bring_back_swapped(self) -> None:
-        """A writer that died between the two renames of `_swap` left a step's old and new folder, both staged."""
-        staged: dict[int, list[tuple[float, Path]]] = {}
-        for entry in self._files.entries():
-            parsed = names.parse_staging(entry.name)
-            if parsed is None or self._folder(parsed[0]).exists():
-                continue
-            with contextlib.suppress(FormatError, OSError):
-                path = Path(entry.path) / names.MANIFEST
-                manifest = manifests.decode_manifest(read_file(path), source=str(path))
-                staged.setdefault(parsed[0], []).append((manifest.created, Path(entry.path)))
-        for step, folders in staged.items():
-            _, newest = max(folders)
-            newest.rename(self._folder(step))
-            log.warning(
-                "%s: step %d was being replaced when its writer died: %s is it now", self.where, step, newest.name
-            )
-        if staged:
-            fsync_folder(self.where)
-
-    def _write_image(self, fd: int, image: Image) -> None:
-        write = native.FileWrite(
-            self._pool,
-            fd,
-            image.address,
-            image.record.nbytes,
-            chunk_bytes=image.record.chunk_bytes,
-            checksums=image.record.checksums,
-            direct=self._direct,
-        )
-        write.wait(None)
-        if self._direct and write.fell_back:
-            say_once(f"direct:{self.where}", "%s: plain writes instead of O_DIRECT: %s", self.where, write.fell_back)

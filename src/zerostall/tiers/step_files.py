@@ -1,7 +1,7 @@
 """The files of a run's steps in a folder: where they lie, and what they say, checked.
 
 Images and records lie beside the manifest, or below `images/` where the folder is the copy of a bucket
-(docs/format.md, 7.6).
+(docs/format.md, 7.6); images may also lie on other disks (7.7).
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
-from zerostall.errors import CorruptError, SnapshotNotFoundError
+from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError
 from zerostall.tiers import kept, readings
 from zerostall.tiers.files import read_file
 
@@ -21,14 +22,16 @@ if TYPE_CHECKING:
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import Manifest, RankFacts
     from zerostall.tiers.contract import Stored
+    from zerostall.tiers.other_disks import OtherDisks
 
 
 class StepFiles:
     """Reads; any process and thread may."""
 
-    def __init__(self, where: Path, layout: Callable[[str, Sequence[int]], Layout]) -> None:
+    def __init__(self, where: Path, layout: Callable[[str, Sequence[int]], Layout], others: OtherDisks) -> None:
         self.where = where
         self._layout = layout
+        self._others = others
 
     def folder(self, step: int) -> Path:
         return self.where / names.step_folder(step)
@@ -81,8 +84,9 @@ class StepFiles:
         beside = self.folder(step) / names.image_file(rank)
         if os.path.lexists(beside):
             return beside
-        elsewhere = self.kept(step) / names.kept_image(rank, self.manifest(step).ranks[rank].record)
-        return elsewhere if os.path.lexists(elsewhere) else beside
+        facts = self.manifest(step).ranks[rank]
+        elsewhere = self.kept(step) / names.kept_image(rank, facts.record)
+        return elsewhere if os.path.lexists(elsewhere) else self._others.image(step, facts) or beside
 
     def missing(self, manifest: Manifest, draft: Path | None = None) -> str:
         """In words, which image or record is not there in full; empty where all are. `draft`: where it is written."""
@@ -96,12 +100,31 @@ class StepFiles:
         if not os.path.lexists(path) and os.path.lexists(self.kept(step)):
             path = self.kept(step) / names.kept_image(rank.rank, rank.record)
             record = path.with_name(names.kept_record(rank.rank, rank.record))
+        if not os.path.lexists(path):
+            path = self._others.image(step, rank) or path
         try:
             size = path.lstat().st_size
             record.lstat()
         except OSError as error:
-            return f"{error.filename or path}: {error.strerror}"
+            places = self._others.places()
+            return f"{error.filename or path}: {error.strerror}" + (f" (nor is it on {places})" if places else "")
         return "" if size == rank.nbytes else f"{path} has {size} bytes, the manifest says {rank.nbytes}"
+
+    def spoken_of(self, step: int) -> set[str] | None:
+        """Names of the images that steps of that number, committed or set aside, have elsewhere than beside themselves.
+
+        None where one is damaged: nobody knows what it has.
+        """
+        found: set[str] = set()
+        for folder in (self.folder(step), self.where / names.rewound_folder(step)):
+            path = folder / names.MANIFEST
+            try:
+                found |= kept.objects_of(manifests.decode_manifest(read_file(path), source=str(path)))
+            except FileNotFoundError:
+                continue
+            except (FormatError, OSError):
+                return None
+        return found
 
     def needs_kept(self, step: int) -> bool:
         """Whether a step of that number, committed or set aside, has its images below `images/`."""

@@ -92,6 +92,7 @@ class Checkpointer:
         peer: capture into the memory of another GPU first, where one can be reached (over NVLink at best): the guard is
             free several times sooner, and what is there outlives this process. The agent takes that memory within its
             ZEROSTALL_VAULT_BUDGET; where it cannot be had, state goes to host memory as ever, and it is said why.
+        disks: folders on other disks, of this run alone, over which ranks' images are dealt beside `where` itself.
         remote: a URL that the run is carried to beyond its disk, or a `Remote`: how often, how many, how fast.
         **state: what to save, by name: modules, optimizers, anything with `state_dict` and `load_state_dict`, dicts and
             lists of tensors, arrays and plain values.
@@ -131,6 +132,7 @@ class Checkpointer:
         grace: float = 30.0,
         process_group: object = None,
         peer: bool = False,
+        disks: Sequence[str | os.PathLike[str]] = (),
         remote: str | Remote | None = None,
         **state: object,
     ) -> None:
@@ -150,6 +152,8 @@ class Checkpointer:
                 source_checks=source_checks,
                 remote=place.remote,
                 peer=peer,
+                disks=disks,
+                where=place.where,
             )
             signals = signal_numbers(preempt, grace)
             self._state = State(

@@ -36,6 +36,7 @@ class Options:
     source_checks: float
     remote: Remote | None
     peer: bool
+    disks: tuple[str, ...]
 
     @classmethod
     def checked(
@@ -52,6 +53,8 @@ class Options:
         source_checks: float,
         remote: str | Remote | None,
         peer: bool,
+        disks: Sequence[str | os.PathLike[str]],
+        where: Path | str,
     ) -> Options:
         """Check every choice; ValueError names the one that is wrong and what it may be."""
         one_of("policy", policy, get_args(Policy))
@@ -83,6 +86,7 @@ class Options:
             source_checks=float(source_checks),
             remote=Remote(remote) if isinstance(remote, str) else remote,
             peer=peer,
+            disks=_other_disks(disks, where),
         )
 
     def rules(self, patience: float) -> m.Rules:
@@ -95,6 +99,7 @@ class Options:
             lossless=self.when_busy == "wait",
             disk_interval=self.disk_interval,
             patience=patience,
+            disks=self.disks,
         )
 
     def remote_rules(self) -> m.RemoteRules | None:
@@ -153,6 +158,23 @@ class Place:
     def home(self) -> str:
         """The tier that makes a step durable."""
         return self.tiers[1]
+
+
+def _other_disks(folders: Sequence[str | os.PathLike[str]], where: Path | str) -> tuple[str, ...]:
+    """Absolute paths of folders, none of which is in another or in the run's own."""
+    if isinstance(folders, (str, os.PathLike)):
+        raise TypeError(f"disks={folders!r} is one folder, not several: disks=[...]")
+    if folders and isinstance(where, str):
+        raise ValueError(f"disks=...: {where} is no folder, so nothing is written to a disk")
+    found = [Path(os.path.normpath(Path(folder).absolute())) for folder in folders]
+    own = [Path(os.path.normpath(where))] if isinstance(where, Path) else []
+    for number, folder in enumerate(found):
+        if "\0" in str(folder) or str(folder).encode("utf-8", "replace").decode() != str(folder):
+            raise ValueError(f"disks: {str(folder)!r} is no path in UTF-8")
+        for other in (*own, *found[:number]):
+            if folder.is_relative_to(other) or other.is_relative_to(folder):
+                raise ValueError(f"disks: {folder} and {other} are not apart")
+    return tuple(map(str, found))
 
 
 def _whole(name: str, number: int) -> int:

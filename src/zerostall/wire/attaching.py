@@ -19,6 +19,7 @@ class Rules(msgspec.Struct, frozen=True):
         lossless: `when_busy="wait"`: no sealed image is replaced before it is on disk.
         disk_interval: seconds from one write to disk to the next, unless somebody waits for it.
         patience: seconds after which a save that some ranks have sealed, and others have said nothing of, is given up.
+        disks: folders on other disks that images are dealt over, beside the run's own.
     """
 
     keep_last: int
@@ -28,6 +29,7 @@ class Rules(msgspec.Struct, frozen=True):
     lossless: bool = False
     disk_interval: float = 0.0
     patience: float = 600.0
+    disks: tuple[str, ...] = ()
 
 
 class RemoteRules(msgspec.Struct, frozen=True):

@@ -1,0 +1,45 @@
+"""What a writer that died has left in a run's folder."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zerostall.core import manifest as manifests
+from zerostall.core import steps as names
+from zerostall.errors import FormatError
+from zerostall.telemetry import log
+from zerostall.tiers.files import fsync_folder, read_file
+
+if TYPE_CHECKING:
+    from zerostall.tiers.step_files import StepFiles
+
+
+def bring_back_swapped(files: StepFiles) -> None:
+    """One that died while it put a new folder in an old one's place left a step's old and new folder, both staged."""
+    staged: dict[int, list[tuple[float, Path]]] = {}
+    for entry in files.entries():
+        parsed = names.parse_staging(entry.name)
+        if parsed is None or files.folder(parsed[0]).exists():
+            continue
+        with contextlib.suppress(FormatError, OSError):
+            path = Path(entry.path) / names.MANIFEST
+            manifest = manifests.decode_manifest(read_file(path), source=str(path))
+            staged.setdefault(parsed[0], []).append((manifest.created, Path(entry.path)))
+    for step, folders in staged.items():
+        _, newest = max(folders)
+        newest.rename(files.folder(step))
+        log.warning("%s: step %d was being replaced when its writer died: %s is it now", files.where, step, newest.name)
+    if staged:
+        fsync_folder(files.where)
+
+
+def remove_partials(folder: Path) -> list[str]:
+    """Remove files that are not whole; their names."""
+    removed: list[str] = []
+    with contextlib.suppress(FileNotFoundError):
+        for path in [path for path in folder.iterdir() if names.parse_partial(path.name) is not None]:
+            path.unlink(missing_ok=True)
+            removed.append(path.name)
+    return removed
