@@ -13,6 +13,7 @@ import pytest
 
 from shim.faults import Shim, compile_library
 from standin.cuda import compile_driver, cuda_include
+from stores.google import Google
 from stores.seaweed import Seaweed
 from stores.seaweed import program as seaweedfs
 from stores.server import Server
@@ -73,6 +74,15 @@ def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
     server = Seaweed(tmp_path_factory.mktemp("seaweed"))
     yield server
     server.close()
+
+
+@pytest.fixture
+def google() -> Iterator[Google]:
+    """Our own stand-in for Google's store: nothing may be asked of it that it does not know."""
+    server = Google()
+    yield server
+    server.close()
+    assert server.surprises == []
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ ZEROSTALL_GDS            whether files go straight to a CUDA device's memory by 
 ZEROSTALL_STORE_TIMEOUT  seconds that an object store may be silent before a request is sent again (default: 30)
 
 Object stores take credentials, region and endpoint from where their own tools do: AWS_…, GOOGLE_…, AZURE_…,
-~/.aws. What the training process has in its environment goes to the agent over their socket.
+STORAGE_EMULATOR_HOST (what stands in for Google's, and asks for no credentials), ~/.aws. What the training process has
+in its environment goes to the agent over their socket.
 ZEROSTALL_RANKS_PATIENCE seconds without a sign of life after which one rank gives another up (default: 600)
 
 Of an agent that belongs to a cluster:
@@ -87,7 +88,7 @@ def store_environment(environment: Mapping[str, str] = os.environ) -> dict[str, 
     return {
         name: value
         for name, value in environment.items()
-        if name.startswith(("AWS_", "GOOGLE_", "AZURE_")) or name == "HOME"
+        if name.startswith(("AWS_", "GOOGLE_", "AZURE_")) or name in ("HOME", "STORAGE_EMULATOR_HOST")
     }
 
 

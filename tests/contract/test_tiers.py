@@ -10,6 +10,7 @@ import pytest
 
 from images import HandMade, make_layout, manifest_of
 from stores.azure import Azurite, program
+from stores.google import Google
 from stores.seaweed import Seaweed
 from stores.server import Server
 from zerostall import native
@@ -44,7 +45,7 @@ def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
     server.close()
 
 
-TIERS = ["host", "disk", "disk without O_DIRECT", "remote", "remote through obstore", "seaweed", "azure"]
+TIERS = ["host", "disk", "disk without O_DIRECT", "remote", "remote through obstore", "seaweed", "azure", "google"]
 
 
 @pytest.fixture(params=TIERS)
@@ -59,19 +60,20 @@ def tier(request: pytest.FixtureRequest, tmp_path: Path, pool: native.Pool, layo
             tier = RemoteTier(Store(f"az://{azure.new_container()}/run 1/é", azure.environment()), hands)
             yield tier
             tier.close()
-    elif request.param == "seaweed":
-        seaweed: Seaweed = request.getfixturevalue("seaweed")
+    elif request.param in ("seaweed", "google"):
+        server: Seaweed | Google = request.getfixturevalue(request.param)
         with ThreadPoolExecutor(4) as hands:
-            tier = RemoteTier(Store(f"s3://{seaweed.new_bucket()}/run 1/é", seaweed.environment()), hands)
+            url = f"{server.scheme}://{server.new_bucket()}/run 1/é"
+            tier = RemoteTier(Store(url, server.environment()), hands)
             yield tier
             tier.close()
     elif request.param.startswith("remote"):
-        server: Server = request.getfixturevalue("s3_server")
-        environment = server.environment()
+        moto: Server = request.getfixturevalue("s3_server")
+        environment = moto.environment()
         if request.param != "remote":
             environment["AWS_SERVER_SIDE_ENCRYPTION"] = "AES256"  # uploads are then obstore's
         with ThreadPoolExecutor(4) as hands:
-            tier = RemoteTier(Store(f"s3://{server.new_bucket()}/run 1/é", environment), hands)
+            tier = RemoteTier(Store(f"s3://{moto.new_bucket()}/run 1/é", environment), hands)
             yield tier
             tier.close()
     else:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from stores.google import Google
 from stores.proxy import Proxy
 from stores.seaweed import Seaweed
 from stores.server import Server
@@ -23,6 +24,7 @@ def bucket(s3_server: Server) -> str:
 
 
 @pytest.fixture
-def s3_server(request: pytest.FixtureRequest, s3_server: Server) -> Server | Seaweed:
-    """moto's, or the one that a test asks for, too, by `seaweed.on_both`."""
-    return request.getfixturevalue("seaweed") if getattr(request, "param", "") == "seaweed" else s3_server
+def s3_server(request: pytest.FixtureRequest, s3_server: Server) -> Server | Seaweed | Google:
+    """moto's, or the one that a test asks for, too, by `seaweed.on_both` or `on_all`."""
+    asked = getattr(request, "param", "moto")
+    return s3_server if asked == "moto" else request.getfixturevalue(asked)

@@ -25,6 +25,9 @@ _numbers = itertools.count(1)
 on_both = pytest.mark.parametrize("s3_server", ["moto", "seaweed"], indirect=True)
 """A test that goes by more than what moto takes S3 to be."""
 
+on_all = pytest.mark.parametrize("s3_server", ["moto", "seaweed", "google"], indirect=True)
+"""The same, where it does not matter in whose words an upload is made."""
+
 
 def program() -> str | None:
     """The server's program, beside this interpreter or on the path; None where there is none."""
@@ -42,6 +45,8 @@ def free_ports(count: int) -> list[int]:
 
 class Seaweed:
     """Listens on the loopback interface; ends when it is closed."""
+
+    scheme = "s3"
 
     def __init__(self, folder: Path) -> None:
         import botocore.session  # here, so that tests that need no store can do without

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import quote
 
 _numbers = itertools.count(1)
@@ -18,6 +19,8 @@ _SIGNED = {"Authorization": "AWS4-HMAC-SHA256 Credential=a/20260101/us-east-1/s3
 @dataclass
 class Server:
     """Listens on the loopback interface; ends when it is closed."""
+
+    scheme: ClassVar[str] = "s3"
 
     process: subprocess.Popen[str]
     port: int

@@ -267,9 +267,10 @@ class Store:
 
         from obstore.exceptions import BaseError
 
-        # Of Google there is one; of Azure, what stands in for it is told apart by its address.
         endpoint = self.endpoint or ""
-        if self.scheme not in (*urls.S3_SCHEMES, "gs"):
+        if self.scheme == "gs":
+            endpoint = urls.google(self.environment).get("base_url", "")
+        elif self.scheme not in urls.S3_SCHEMES:
             endpoint = self.environment.get("AZURE_STORAGE_ENDPOINT", "")
         client = {
             "timeout": f"{int(self.timeout * 4)}s",
@@ -288,7 +289,7 @@ class Store:
                     common["credential_provider"] = _provider(self.keys)
                 return kinds.S3Store(self.bucket, prefix=self.prefix or None, config=config, **common)  # pyright: ignore
             if self.scheme == "gs":
-                config = urls.chosen(self.environment, urls.GOOGLE)
+                config = urls.google(self.environment)
                 return kinds.GCSStore(self.bucket, prefix=self.prefix or None, config=config, **common)  # pyright: ignore
             config = urls.chosen(self.environment, urls.AZURE)
             return kinds.from_url(self.url, config=config, **common)  # pyright: ignore

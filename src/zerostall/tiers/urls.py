@@ -62,6 +62,8 @@ AZURE = {
     "AZURE_FEDERATED_TOKEN_FILE": "federated_token_file",
     "AZURE_USE_AZURE_CLI": "use_azure_cli",
 }
+EMULATOR = "STORAGE_EMULATOR_HOST"
+"""Where Google's own clients find what stands in for its store; it asks for no credentials."""
 
 
 def split(url: str) -> tuple[str, str, str]:
@@ -98,6 +100,15 @@ def is_url(where: str) -> bool:
 def chosen(environment: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
     """What an environment says of these settings, as obstore calls them."""
     return {key: environment[name] for name, key in settings.items() if environment.get(name)}
+
+
+def google(environment: Mapping[str, str]) -> dict[str, str]:
+    """What an environment says of Google's store, as obstore calls it."""
+    stand_in = environment.get(EMULATOR, "").rstrip("/")
+    if not stand_in:
+        return chosen(environment, GOOGLE)
+    base_url = stand_in if "://" in stand_in else f"http://{stand_in}"
+    return {"base_url": base_url, "bearer_token": "none"}  # without one, it asks the machine for one to write with
 
 
 def endpoint(environment: Mapping[str, str]) -> str | None:
