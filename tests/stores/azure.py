@@ -28,6 +28,8 @@ def program() -> str | None:
 class Azurite:
     """Listens on the loopback interface; ends when it is closed."""
 
+    scheme = "az"
+
     def __init__(self, folder: Path) -> None:
         found = program()
         assert found is not None
@@ -41,19 +43,24 @@ class Azurite:
             assert self._process.poll() is None and time.monotonic() < deadline, "azurite did not start"
             time.sleep(0.2)
 
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
     def close(self) -> None:
         self._process.kill()  # asked to leave it takes a quarter of a minute
         self._process.wait(30)
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, url: str | None = None) -> dict[str, str]:
+        """As `Server.environment`."""
         return {
             "AZURE_STORAGE_ACCOUNT_NAME": _ACCOUNT,
             "AZURE_STORAGE_ACCOUNT_KEY": _KEY,
-            "AZURE_STORAGE_ENDPOINT": f"http://127.0.0.1:{self.port}/{_ACCOUNT}",
+            "AZURE_STORAGE_ENDPOINT": f"{url or self.url}/{_ACCOUNT}",
             "HOME": "/nonexistent",
         }
 
-    def new_container(self) -> str:
+    def new_bucket(self) -> str:
         name = f"container-{next(_numbers)}"
         assert self._ask("PUT", f"/{name}", {"restype": "container"}) == 201
         return name

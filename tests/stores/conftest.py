@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from stores.azure import Azurite
 from stores.google import Google
 from stores.proxy import Proxy
 from stores.seaweed import Seaweed
@@ -24,7 +25,7 @@ def bucket(s3_server: Server) -> str:
 
 
 @pytest.fixture
-def s3_server(request: pytest.FixtureRequest, s3_server: Server) -> Server | Seaweed | Google:
+def s3_server(request: pytest.FixtureRequest, s3_server: Server) -> Server | Seaweed | Azurite | Google:
     """moto's, or the one that a test asks for, too, by `seaweed.on_both` or `on_all`."""
     asked = getattr(request, "param", "moto")
     return s3_server if asked == "moto" else request.getfixturevalue(asked)

@@ -71,6 +71,10 @@ def is_part(request: Request) -> bool:
     return request.is_part
 
 
+def parts_of(requests: list[Request]) -> set[str]:
+    return {request.target for request in requests if request.is_part}
+
+
 def is_manifest(request: Request) -> bool:
     return request.method == "PUT" and unquote(request.target).endswith("manifest.json")
 
@@ -106,10 +110,12 @@ def test_what_is_there_already_is_not_sent_again(open_tier, proxy, large) -> Non
     assert proxy.count(is_part) == before
 
 
-@pytest.mark.parametrize("do", ["drop", "lose", "spoil", "503 SlowDown", "500 InternalError", "400 RequestTimeout"])
+@pytest.mark.parametrize(
+    "do", ["drop", "lose", "stall", "spoil", "503 SlowDown", "500 InternalError", "400 RequestTimeout"]
+)
 def test_a_part_that_fails_is_sent_again(open_tier, proxy, s3_server, bucket, large, do: str) -> None:
     proxy.rule(do, is_part)
-    tier = open_tier()
+    tier = open_tier(timeout=5.0 if do == "stall" else 20.0)
     stored(tier, large)
     assert fetched(tier, 7, THREE_PARTS) == large.bytes
     assert s3_server.unfinished(bucket) == []
@@ -369,6 +375,28 @@ def test_what_a_store_refuses_is_said_with_what_to_do(open_tier, proxy, code: st
         with pytest.raises(StorageError, match=code) as caught:
             call()
         assert hint in caught.value.hint
+
+
+def test_credentials_that_were_renewed_are_used(open_tier, proxy, s3_server, bucket, large, tmp_path) -> None:
+    """In the middle of a long upload they run out; the next try reads them again and goes on where it was."""
+    file = tmp_path / "credentials"
+    text = "[default]\naws_access_key_id = {}\naws_secret_access_key = s\naws_session_token = {}\n"
+    file.write_text(text.format("OLDKEY", "old"))
+    none = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_SHARED_CREDENTIALS_FILE": str(file)}
+    tier = open_tier(**none)
+    proxy.rule(
+        "403 ExpiredToken", lambda r: r.is_part and "partNumber=3" in r.target and "OLDKEY" in str(r.headers), times=99
+    )
+    with pytest.raises(StorageError, match="ExpiredToken"):
+        tier.put(large.image)
+    assert s3_server.unfinished(bucket) != []
+    before = len(proxy.requests)
+    there = {target for target in parts_of(proxy.requests) if "partNumber=3" not in target}
+    file.write_text(text.format("NEWKEY", "new"))
+    stored(tier, large)
+    again = parts_of(proxy.requests[before:])
+    assert len(again) == 3 - len(there) and not again & there
+    assert fetched(tier, 7, THREE_PARTS) == large.bytes
 
 
 def test_an_unreachable_store_is_an_error_in_bounded_time(open_tier) -> None:

@@ -258,10 +258,11 @@ def environment(folder: Path, s3_server: Server, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("s3_server", ["moto", "google", "azurite"], indirect=True)
 def test_a_checkpointer_saves_to_a_url_and_restores_from_it(
-    environment: None, tmp_path: Path, bucket: str, folder: Path, alone: bool
+    environment: None, s3_server: Server, tmp_path: Path, bucket: str, folder: Path, alone: bool
 ) -> None:
-    url = f"s3://{bucket}/runs/gpt"
+    url = f"{s3_server.scheme}://{bucket}/runs/gpt"
     model = torch.nn.Linear(300, 40)
     places = {"where": url} if alone else {"where": tmp_path / "run", "remote": zerostall.Remote(url, every=0)}
     with zerostall.Checkpointer(**places, model=model) as ckpt:
