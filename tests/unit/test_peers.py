@@ -16,7 +16,8 @@ from images import RUN, HandMade, make_layout
 from zerostall import native
 from zerostall.agent.images import Given
 from zerostall.agent.nixl import CELL
-from zerostall.agent.peers import Pace, PeerDoor
+from zerostall.agent.pace import Pace
+from zerostall.agent.peers import PeerDoor
 from zerostall.agent.pulling import pull
 from zerostall.agent.transport import PlainTcp, Transport
 from zerostall.agent.transports import open_transport
@@ -359,7 +360,7 @@ def test_offers_are_heard(home: Home) -> None:
 
 
 def test_the_rate_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    import zerostall.agent.peers as module
+    import zerostall.agent.pace as module
 
     waits: list[float] = []
     monkeypatch.setattr(module.time, "monotonic", lambda: 100.0)

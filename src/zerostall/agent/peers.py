@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerostall import native
+from zerostall.agent.pace import Pace
 from zerostall.agent.transport import PlainTcp
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
@@ -27,28 +28,10 @@ if TYPE_CHECKING:
     from zerostall.core.manifest import Record
 
 MOST_CONNECTIONS = 64
+PIECE = 4 << 20
+"""Bytes whose turn comes at once."""
+
 _ACCEPT_SECONDS = 0.5
-
-
-class Pace:
-    """Spreads bytes over time, at most `rate` a second over all connections; None for no bound. Any thread."""
-
-    def __init__(self, rate: int | None) -> None:
-        self._rate = rate
-        self._next = 0.0
-        self._lock = threading.Lock()
-        self.sent = 0
-
-    def pass_by(self, nbytes: int) -> None:
-        """Count bytes that go out, and wait for their turn."""
-        with self._lock:
-            self.sent += nbytes
-            if self._rate is None:
-                return
-            now = time.monotonic()
-            turn = max(self._next, now)
-            self._next = turn + nbytes / self._rate
-        time.sleep(max(0.0, turn - now))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +170,10 @@ class PeerDoor:
             for chunk in _chunks(request, record):
                 start = chunk * record.chunk_bytes
                 nbytes = min(record.chunk_bytes, record.nbytes - start)
-                self._pace.pass_by(nbytes)
-                outlet.send_bytes(given.view(start, nbytes))
+                for offset in range(start, start + nbytes, PIECE):
+                    piece = given.view(offset, min(PIECE, start + nbytes - offset))
+                    self._pace.pass_by(len(piece))
+                    outlet.send_bytes(piece)
             outlet.finish()
 
 

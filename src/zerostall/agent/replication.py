@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 from zerostall.agent.guests import Guests, Place
 from zerostall.agent.images import Images
 from zerostall.agent.loop_call import Post, on_loop
+from zerostall.agent.pace import Pace
 from zerostall.agent.partner import Partner
-from zerostall.agent.peers import Pace, PeerDoor
+from zerostall.agent.peers import PeerDoor
 from zerostall.agent.pulling import TRIES, Pulled, pull
-from zerostall.agent.transports import open_transport
+from zerostall.agent.transports import meter_of, open_transport
 from zerostall.core.candidates import Past
 from zerostall.core.placement import ImageId
 from zerostall.core.replicas import next_wanted
@@ -61,9 +62,9 @@ class Replication:
     def __init__(self, service: Service, settings: MemberSettings, secret: str, pool: native.Pool, post: Post) -> None:
         self.guests = Guests(Budget(settings.replica_budget), pool)
         self.images = Images(service, self.guests, service.upkeep.doubt, post)
-        self.pace = Pace(settings.replica_rate)
         self.received = 0
         self._transport = open_transport(settings.transport, settings.node, settings.peer)
+        self.pace = Pace(settings.replica_rate, meter_of(self._transport, settings.peer))
         self.door = PeerDoor(settings.peer, secret, self.images, self.pace, self._heard, transport=self._transport)
         self._service = service
         self._node = settings.node

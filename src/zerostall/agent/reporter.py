@@ -191,6 +191,7 @@ class Reporter:
             ),
             findings=self._upkeep.mending.findings(self._findings_told),
             upkeep=self._upkeep.words(),
+            pace=replication.pace.words() if replication else "",
         )
         answer = self._link.post("report", report, w.Answer)
         self._told = self._version

@@ -15,11 +15,13 @@ from zerostall.agent.nixl import Nixl, load
 from zerostall.agent.transport import PlainTcp
 from zerostall.core.transports import Choice, Found, choose, ucx_settings
 from zerostall.errors import CapabilityError
+from zerostall.flow import link_meter
 from zerostall.telemetry import log, say_once
 
 if TYPE_CHECKING:
     from zerostall.agent.transport import Transport
     from zerostall.config import Transport as Setting
+    from zerostall.flow.link_meter import LinkMeter
 
 _INFINIBAND = Path("/sys/class/infiniband")
 _SIOCGIFADDR = 0x8915  # <linux/sockios.h>
@@ -65,6 +67,12 @@ def open_transport(setting: Setting, node: str, peer: str) -> Transport:
     if not here.rdma:
         log.warning("UCX listens over TCP and asks nobody for the token: only for networks whose nodes are all yours")
     return opened
+
+
+def meter_of(transport: Transport, peer: str) -> LinkMeter | None:
+    """What counts the bytes of the link that images take, and training most likely, too; None where nothing does."""
+    rdma = _rdma_devices() if transport.name == Nixl.name else ()
+    return link_meter.of_rdma(rdma) if rdma else link_meter.of_device(_device_of(peer))
 
 
 def _rdma_devices() -> tuple[str, ...]:

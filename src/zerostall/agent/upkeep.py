@@ -56,4 +56,5 @@ class Upkeep:
             checked=self.scrubbing.checked,
             damaged=self.mending.damaged,
             mended=self.mending.mended,
+            pace=self._neighbourhood.replication.pace.words() if self._neighbourhood else "",
         )

@@ -60,6 +60,8 @@ def status(json: Json = False) -> None:
         f"images in memory: {upkeep.words}; {size(upkeep.checked)} checked so far, {upkeep.damaged} found damaged, "
         f"{upkeep.mended} made again"
     )
+    if upkeep.pace:
+        say(upkeep.pace)
     rows = [
         (
             rank.where,

@@ -96,6 +96,9 @@ def _print(state: State) -> None:
     if state.nodes:
         columns = ("node", "health", ">heard", ">training", ">replicas", ">memory", ">seals", ">stores", "at", "why")
         emit_table(columns, [_node(node) for node in state.nodes[:_NODES]])
+    for node in state.nodes[:_NODES]:
+        if node.sent_rate >= 1 and node.pace:
+            say(f"{node.name}: {node.pace}")
     if len(state.nodes) > _NODES:
         say(f"and {len(state.nodes) - _NODES} more nodes; those with trouble come first")
     for run in state.runs:

@@ -70,6 +70,7 @@ def _node(node: Node, known: Known | None) -> NodeView:
         mended_ever=report.counters.mended if report else 0,
         scrub_rate=rates.of("scrubbed_bytes") if rates else 0.0,
         upkeep=report.upkeep if report else "",
+        pace=report.pace if report else "",
     )
 
 

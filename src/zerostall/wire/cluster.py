@@ -178,6 +178,7 @@ class Report(Note, frozen=True, kw_only=True):
         host_bytes, host_budget: memory lent and what may be.
         findings: those that no answer has come for yet.
         upkeep: what looks after copies does just now, in words.
+        pace: how fast images go to other nodes, and why, in words.
     """
 
     node: NodeName
@@ -193,6 +194,7 @@ class Report(Note, frozen=True, kw_only=True):
     counters: Counters = Counters()
     findings: Annotated[tuple[Finding, ...], msgspec.Meta(max_length=256)] = ()
     upkeep: Text = ""
+    pace: Text = ""
 
 
 class Leave(Note, frozen=True):

@@ -80,6 +80,7 @@ class UpkeepReport(msgspec.Struct, frozen=True):
         rate: most bytes a second that are checked although nobody asks.
         checked: bytes that were.
         damaged, mended: images that failed their checksums, and those of them that were made again.
+        pace: how fast images go to other nodes, and why, in words; "" where they go to none.
     """
 
     words: str = ""
@@ -87,6 +88,7 @@ class UpkeepReport(msgspec.Struct, frozen=True):
     checked: int = 0
     damaged: int = 0
     mended: int = 0
+    pace: str = ""
 
 
 class Report(Message, frozen=True):

@@ -32,6 +32,7 @@ class NodeView(View, frozen=True, kw_only=True):
         damaged_ever, mended_ever: how many did since its agent started, and how many of them were made again.
         scrub_rate: bytes that are checked although nobody asks.
         upkeep: what looks after copies does just now, in words.
+        pace: how fast images go to other nodes, and why, in words.
     """
 
     name: str
@@ -59,6 +60,7 @@ class NodeView(View, frozen=True, kw_only=True):
     mended_ever: int = 0
     scrub_rate: float = 0.0
     upkeep: str = ""
+    pace: str = ""
 
 
 class SnapshotView(View, frozen=True):

@@ -1,0 +1,76 @@
+"""How fast images may go to other nodes, so that training's own traffic finds the link free: pure decisions.
+
+What training needs of a link comes in bursts, a reduction of gradients in every step. So its rate is taken to be the
+highest of the last seconds, twice that is left to it, and what then remains of the link is for images. They get a
+twentieth of the link in any case: a copy that never arrives is none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+WINDOW_SECONDS = 0.5
+"""The counters are read that often, at most."""
+
+REMEMBERED = 6
+"""Windows that count: three seconds."""
+
+HEADROOM = 2.0
+LEAST = 0.05
+
+_OVERHEAD = 1.1
+"""Bytes on the link for each byte of an image, with headers and what is sent again."""
+
+_UNSURE = 8 << 20
+"""Bytes of a window that may be the count's own error: what is counted as sent and still lies in the kernel, say."""
+
+
+class Window(msgspec.Struct, frozen=True):
+    """What has left a device in so many seconds: bytes in all, and those of images."""
+
+    seconds: float
+    total: int
+    images: int
+
+    @property
+    def others(self) -> float:
+        """Bytes a second that were not ours; what may be an error of the count is none."""
+        rest = self.total - _OVERHEAD * self.images
+        return rest / self.seconds if rest > _UNSURE else 0.0
+
+
+class Allowance(msgspec.Struct, frozen=True):
+    """Bytes a second that may go to other nodes, None for any; and why."""
+
+    rate: float | None
+    reason: str
+
+
+def allow(windows: Sequence[Window], capacity: float, bound: float | None) -> Allowance:
+    """How fast images may go now.
+
+    Args:
+        windows: the last ones.
+        capacity: bytes a second of the link; 0.0 while nobody knows.
+        bound: what is set; None for nothing.
+    """
+    others = max((window.others for window in windows), default=0.0)
+    if not capacity or not others:
+        return Allowance(bound, "nobody else uses the link" if windows else "nothing has been sent yet")
+    left = max(LEAST * capacity, capacity - HEADROOM * others)
+    reason = f"others send up to {_words(others)} of {_words(capacity)}"
+    return Allowance(left if bound is None else min(bound, left), reason)
+
+
+def capacity(nominal: float, windows: Sequence[Window], before: float) -> float:
+    """Bytes a second of the link: what its device says; where that is not to be had, the most that was seen."""
+    return nominal or max([before, *(window.total / window.seconds for window in windows)])
+
+
+def _words(rate: float) -> str:
+    return f"{rate / 1e6:.0f} MB/s"
