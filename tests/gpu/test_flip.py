@@ -114,7 +114,8 @@ def test_a_scaler_and_an_overflow() -> None:
 def test_a_thousand_steps_of_sgd(options: dict[str, Any], dtype: torch.dtype) -> None:
     ours = train(optim.SGD(parameters(dtype), momentum=0.9, **options), 1000)
     theirs = train(torch.optim.SGD(parameters(dtype), momentum=0.9, fused=True, **options), 1000)
-    assert ulps(ours, theirs) <= 64  # torch computes with float64 scalars
+    # torch rounds in another order; in float64, where every step does, by no more than one last place a step.
+    assert ulps(ours, theirs) <= (1000 if dtype == torch.float64 else 64)
 
 
 def warmed_up(optimizer: optim.AdamW, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
