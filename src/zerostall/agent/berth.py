@@ -249,11 +249,12 @@ class Berth:
         for tier in self.tiers():
             tier.evict(step)
 
-    def drop_older(self) -> None:
-        """Give back memory of layouts of before, as soon as nobody needs it."""
+    def drop_older(self, keep: frozenset[int] = frozenset()) -> None:
+        """Give back memory of layouts of before, as soon as nobody needs it, nor one of these steps in it."""
         if self.current is None or not self.current.slots.sealed():
             return
-        for tier in [tier for tier in self.older if not tier.held()]:
+        kept = {id(tier) for step in keep if (tier := self.tier_with(step)) is not None}
+        for tier in [tier for tier in self.older if not tier.held() and id(tier) not in kept]:
             self.older.remove(tier)
             self._close(tier)
 

@@ -369,17 +369,22 @@ class Run:
             self.carrier.start()
         self._grant()
         self.caller.look(self._patience)
+        keep = self._kept()
         for berth in self.berths.values():
-            berth.drop_older()
+            berth.drop_older(keep)
             if berth.stowage is not None:
                 berth.stowage.advance(time.monotonic())
         self._drop_former_ranks()
         if not self.attached() and not self.busy():
             self.folder.let_go()
 
+    def _kept(self) -> frozenset[int]:
+        """Steps that stay in memory: the newest that is clean on every rank, and what may become so."""
+        return frozenset([*self.trickle.clean_steps()[-1:], *(save.step for save in self.caller.pending())])
+
     def _grant(self) -> None:
         """Give every trainer without a slot one, if one can be had."""
-        keep = frozenset([*self.trickle.clean_steps()[-1:], *(save.step for save in self.caller.pending())])
+        keep = self._kept()
         for berth in self.berths.values():
             before = berth.sealed()
             grant = berth.next_grant(keep)

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 FLAT = -1
-"""In the place of a cut's dimension: the elements of many tensors, one behind the other, are cut, `strips` for each rank.
-"""
+"""In the place of a cut's dimension: elements of many tensors, one behind the other, are cut, `strips` a rank."""
 
 Spans: TypeAlias = list[tuple[int, int]]
 """Ranges (begin, end) of one dimension, one behind the other in a rank's own tensor."""

@@ -19,7 +19,7 @@ from zerostall.core.dtypes import DTYPES
 from zerostall.errors import FormatError, StateError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 GRAIN = 64 << 10
 """Bytes of a tensor that stay together: smaller ones are never divided."""
@@ -282,7 +282,7 @@ class _Crowd:
         return f"{lacking} of its {math.prod(row.shape)} elements are held by no rank of this process group"
 
 
-def _kind(row: Row, cuts: Iterable[Cut]) -> str:
+def _kind(row: Row, cuts: Sequence[Cut]) -> str:
     ways = ", ".join(f"dimension {cut.dim} in {cut.parts}" for cut in cuts)
     how = f"cut along {ways}" if ways else "whole"
     if cuts and cuts[0].dim == FLAT:

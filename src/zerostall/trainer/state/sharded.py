@@ -81,7 +81,7 @@ def _flat(name: str, holder: FlatShard) -> Sharding:
     found = Sharding(tuple(holder.shape), (cut,), (place.rank,), (FLAT, place.ranks), place.ahead)
     if found.held().shape != tuple(tensors.own(holder).shape):
         raise StateError(
-            f"{name} has {tensors.own(holder).numel()} elements here; FSDP says that it has {found.held().shape[0]}",
+            f"{name} has {holder.here} elements here; FSDP says that it has {found.held().shape[0]}",
             hint="report it, with the version of torch",
         )
     return found

@@ -157,7 +157,8 @@ class ModulePart:
                     if tensor.is_meta:
                         self._left_out.append(full)
                     continue
-                if not self._chosen(walk, full, tensor, frozen=held is not module._buffers and not tensor.requires_grad):
+                frozen = held is not module._buffers and not tensor.requires_grad
+                if not self._chosen(walk, full, tensor, frozen=frozen):
                     walk.left_out.append((full, tensor))
                     continue
                 first = len(walk.leaves)

@@ -337,7 +337,6 @@ class OptimizerPart:
 
     def accept(self, landing: Landing) -> None:
         state = self.slots
-        keys = self._keys
         for param, fresh in self._fresh(landing):
             if not fresh:
                 state.pop(param, None)
@@ -351,9 +350,7 @@ class OptimizerPart:
         if self._record is not None:
             for key, value in cast("dict[torch.Tensor, object]", landing.resolve(self._record.extra)).items():
                 state[key] = value
-            restore_options(
-                self.optimizer, self._record.groups, self._matched, landing, self.name, self._members
-            )
+            restore_options(self.optimizer, self._record.groups, self._matched, landing, self.name, self._members)
         self._plan = []
         self._rooms.clear()
         self._record = None
