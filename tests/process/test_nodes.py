@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,6 +72,11 @@ def test_training_goes_on_whatever_happens_to_nodes(cluster: Cluster, tmp_path: 
     now = trainer.until("step", at_least=trainer.last_step + 2)["step"]
     until(lambda: target(cluster) >= now)
 
+    # The trainer's own agent is killed: another one takes its memory over.
+    os.kill(agent, signal.SIGKILL)
+    now = trainer.until("step", at_least=trainer.last_step + 2)["step"]
+    until(lambda: cluster.health("n1") == "alive" and target(cluster) >= now and replicated(cluster, now))
+
     # Without a manager agents go on; a new one hears from them what there is.
     cluster.kill_manager()
     now = trainer.until("step", at_least=trainer.last_step + 2)["step"]
@@ -101,5 +108,114 @@ def test_training_goes_on_whatever_happens_to_nodes(cluster: Cluster, tmp_path: 
     assert now <= restored["step"] <= died
     assert restored["from"] in ("replica", "disk")  # whichever is newer
     last = trainer.until("step", at_least=restored["step"] + 2)
+    trainer.kill()
+    assert last["digest"] == undisturbed(tmp_path, GIGABYTES, last["step"])
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder with a file system of its own, of 64 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", folder], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"nothing can be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(ballast: Path) -> None:
+    """Take all room that is left."""
+    with contextlib.suppress(OSError), ballast.open("ab", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 16))
+
+
+def trouble(cluster: Cluster, name: str) -> str:
+    return next((node.error for node in cluster.state().nodes if node.name == name), "")
+
+
+def newest_on_disk(cluster: Cluster) -> int:
+    run = cluster.run()
+    return max((s.step for s in run.snapshots if s.tiers.get("disk")), default=0) if run is not None else 0
+
+
+def test_a_full_disk_holds_up_neither_training_nor_recovery(cluster: Cluster, small_disk: Path, tmp_path: Path) -> None:
+    where, ballast = small_disk / "run", small_disk / "ballast"
+    for name in ("n1", "n2"):
+        cluster.start_agent(name)
+    trainer = cluster.train("n1", where, GIGABYTES)
+    trainer.until("step", at_least=2)
+    until(lambda: newest_on_disk(cluster) >= 1)
+    fill(ballast)
+
+    def is_full() -> bool:
+        """A write has failed, none is under way that could give room back, and no other one can get far."""
+        fill(ballast)
+        whole = all((folder / "manifest.json").exists() for folder in where.glob("step-*"))
+        left = os.statvfs(small_disk)
+        return whole and left.f_bavail * left.f_bsize < 1 << 20 and "No space left" in trouble(cluster, "n1")
+
+    until(is_full)
+    stuck = newest_on_disk(cluster)
+
+    # Memory is enough, of this node and of the other one.
+    now = trainer.until("step", at_least=trainer.last_step + 3)["step"]
+    until(lambda: target(cluster) >= now and replicated(cluster, now))
+    died = trainer.kill()
+    trainer = cluster.train("n1", where, GIGABYTES)
+    restored = trainer.until("restored")
+    assert restored["from"] == "host"
+    assert now <= restored["step"] <= died
+    now = trainer.until("step", at_least=restored["step"] + 2)["step"]
+    until(lambda: replicated(cluster, now))
+    assert newest_on_disk(cluster) == stuck
+
+    # The node is gone, its disk is full still: only the other one's memory is new enough.
+    cluster.nodes["n1"].kill()
+    died = trainer.kill()
+    until(lambda: cluster.health("n1") == "lost" and target(cluster) >= now)
+    trainer = cluster.train("n2", where, GIGABYTES)
+    restored = trainer.until("restored")
+    assert restored["from"] == "replica"
+    assert now <= restored["step"] <= died
+
+    # Room again, and the newest step gets there by itself.
+    ballast.unlink()
+    now = trainer.until("step", at_least=restored["step"] + 2)["step"]
+    until(lambda: newest_on_disk(cluster) >= now and trouble(cluster, "n2") == "")
+    last = trainer.until("step", at_least=now)
+    trainer.kill()
+    assert last["digest"] == undisturbed(tmp_path, GIGABYTES, last["step"])
+
+
+def test_the_old_half_of_a_split_brain_is_fenced(cluster: Cluster, tmp_path: Path) -> None:
+    """A node that is cut off trains on; the folder is shared, and only one agent writes to it."""
+    where = tmp_path / "run"
+    for name in ("n1", "n2"):
+        cluster.start_agent(name)
+    trainer = cluster.train("n1", where, GIGABYTES)
+    trainer.until("step", at_least=2)
+    until(lambda: replicated(cluster, 1))
+    before = next(node.epoch for node in cluster.state().nodes if node.name == "n1")
+    cluster.nodes["n1"].cut()
+    until(lambda: cluster.health("n1") == "lost")
+
+    # The cluster has given the node up, the node has not: whoever comes next is not let in beside it.
+    second = cluster.train("n2", where, GIGABYTES)
+    with pytest.raises(RuntimeError, match="the trainer ended with 1"):
+        second.until("restored")
+    assert "end the other job" in (tmp_path / "n2.log").read_text()
+    now = trainer.until("step", at_least=trainer.last_step + 2)["step"]
+
+    # Back again, what it says in its old epoch counts no longer; in a new one it is heard, and what it made is there.
+    cluster.nodes["n1"].heal()
+    until(lambda: cluster.health("n1") == "alive" and target(cluster) >= now)
+    assert next(node.epoch for node in cluster.state().nodes if node.name == "n1") > before
+    assert any("epoch" in event.text and event.subject == "n1" for event in cluster.state().events)
+
+    last = trainer.until("step", at_least=now)
     trainer.kill()
     assert last["digest"] == undisturbed(tmp_path, GIGABYTES, last["step"])
