@@ -79,7 +79,7 @@ def test_what_is_nowhere_is_lost() -> None:
 
 def test_uploads_yield_but_not_for_ever() -> None:
     assert bandwidth.turn(Traffic(), 0.0).go
-    for busy in (Traffic(restores=1), Traffic(promised=1), Traffic(drains=1)):
+    for busy in (Traffic(restores=1), Traffic(promised=1), Traffic(drains=1), Traffic(captures=1)):
         assert not bandwidth.turn(busy, 0.0).go and bandwidth.turn(busy, 0.0).reason
         assert bandwidth.turn(busy, MOST_YIELD_SECONDS).go
 

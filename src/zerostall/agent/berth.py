@@ -13,6 +13,7 @@ from zerostall.core.roll import NONE, Save
 from zerostall.errors import FormatError
 from zerostall.tiers.host import HostTier, stride_of
 from zerostall.wire import messages as m
+from zerostall.wire import notice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -73,7 +74,7 @@ class Berth:
         tier = self.current
         if tier is not None and tier.layout.same(layout) and tier.slots.count == slots:
             return tier
-        nbytes = stride_of(layout) * slots
+        nbytes = stride_of(layout) * slots + notice.BYTES
         self.budget.take(nbytes, f"{slots} images of rank {self.rank} of {self.where}")
         try:
             segment = native.Segment(f"zerostall-{self.rank}", nbytes)
@@ -193,6 +194,11 @@ class Berth:
             return None
         return m.Granted(slot=grant.index, locker=reserved[0], place=reserved[1])
 
+    def capturing(self) -> bool:
+        """Does the trainer say that a snapshot is being captured just now? Any thread."""
+        page = self.current.notice if self.current is not None and self.client is not None else None
+        return page is not None and page.busy
+
     def draining(self) -> bool:
         """Is an image on its way from a vault to host memory?"""
         return self.stowage is not None and self.stowage.draining()
@@ -212,6 +218,8 @@ class Berth:
     def take_back(self) -> None:
         """The trainer is gone: what it was capturing is worth nothing."""
         self.client, self.moored = None, False
+        if self.current is not None and self.current.notice is not None:
+            self.current.notice.say(busy=False)
         self.take_back_grant()
 
     def take_back_grant(self) -> None:

@@ -60,7 +60,7 @@ class Service:
         self._budget = Budget(settings.host_budget)
         self._vaults = Vaults(self.post, settings.vault_budget)
         self._pool = native.Pool("disk", DISK_THREADS)
-        self._governor = Governor(self._vaults.drains)
+        self._governor = Governor(self._vaults.drains, self._captures)
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._started = time.monotonic()
@@ -274,6 +274,11 @@ class Service:
             self._welcome(client, run, hello)
         else:
             carrier.meet(lambda error: self._met(client, run, hello, error))
+
+    def _captures(self) -> int:
+        """How many trainers here are being read from just now. Any thread."""
+        berths = (berth for run in list(self._runs.values()) for berth in list(run.berths.values()))
+        return sum(berth.capturing() for berth in berths)
 
     def _place(self, hello: m.Hello) -> tuple[Path, str]:
         """The folder that a run is known by, and the URL that is its own where it has no disk."""

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from zerostall.agent.berth import Berth, Wish
@@ -206,7 +207,8 @@ class Trickle:
 
         def write() -> None:
             with self._governor.writing(promised=promised):
-                outcome = persist(self._folder.disk, order, self._folder.hold)
+                turn = partial(self._governor.await_write, promised=promised)
+                outcome = persist(self._folder.disk, order, self._folder.hold, turn)
             self._post(lambda: self._landed(outcome))
             if outcome.error is None:
                 prune(self._folder.disk, self.keep, self._fetches.steps() | self.protected() | {order.step})

@@ -14,18 +14,18 @@ from zerostall.errors import StorageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_LOOK_SECONDS = 0.5
-
 
 class Governor:
     """One an agent. Any thread.
 
     Args:
         drains: how many images are on their way from vaults to host memory; called by any thread.
+        captures: how many trainers are being read from; called by any thread.
     """
 
-    def __init__(self, drains: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, drains: Callable[[], int] = lambda: 0, captures: Callable[[], int] = lambda: 0) -> None:
         self._drains = drains
+        self._captures = captures
         self._condition = threading.Condition()
         self._restores = 0
         self._promised = 0
@@ -56,7 +56,14 @@ class Governor:
 
     def traffic(self) -> Traffic:
         with self._condition:
-            return Traffic(self._restores, self._promised, self._drains())
+            return Traffic(self._restores, self._promised, self._drains(), self._captures())
+
+    def await_write(self, *, promised: bool) -> float:
+        """Return when the next image may be written to disk, `promised` if somebody waits for it; seconds waited."""
+        start = time.monotonic()
+        while not promised and not (turn := bandwidth.write_turn(self.traffic(), time.monotonic() - start)).go:
+            time.sleep(turn.again)
+        return time.monotonic() - start
 
 
 class Gate:
@@ -89,7 +96,7 @@ class Gate:
         """
         start = time.monotonic()
         while not (turn := bandwidth.turn(self._governor.traffic(), time.monotonic() - start)).go:
-            self._wait(_LOOK_SECONDS, turn.reason)
+            self._wait(turn.again, turn.reason)
         with self._lock:
             wait = 0.0
             if self._bucket is not None:

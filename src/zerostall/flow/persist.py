@@ -65,8 +65,13 @@ class Outcome:
     error: ZerostallError | None = None
 
 
-def persist(disk: DiskTier, order: Order, hold: Callable[[], None] = lambda: None) -> Outcome:
-    """Write a step durably and commit it, once `hold` has made sure of the folder.
+def persist(
+    disk: DiskTier,
+    order: Order,
+    hold: Callable[[], object] = lambda: None,
+    turn: Callable[[], object] = lambda: None,
+) -> Outcome:
+    """Write a step durably and commit it, once `hold` has made sure of the folder; each image when it is its `turn`.
 
     Every failure is in the outcome, none is raised.
     """
@@ -77,7 +82,7 @@ def persist(disk: DiskTier, order: Order, hold: Callable[[], None] = lambda: Non
         if aside:
             log.warning("%s: training went back before steps %s: they are set aside", disk.where, aside)
         with _by_others(disk, order):
-            _put(disk, order.images)
+            _put(disk, order.images, turn)
         disk.commit(order.manifest, replace=order.replace, pin=order.pin)
     except Exception as error:  # noqa: BLE001 - the images must be let go, and the trainer must hear
         disk.abandon(order.step)
@@ -85,12 +90,13 @@ def persist(disk: DiskTier, order: Order, hold: Callable[[], None] = lambda: Non
     return Outcome(order.step, time.monotonic() - start)
 
 
-def _put(disk: DiskTier, images: Sequence[Image]) -> None:
+def _put(disk: DiskTier, images: Sequence[Image], turn: Callable[[], object]) -> None:
     """Write images, on several disks at once. Returns, or raises, when nothing is being written any more."""
     lanes = disk.lanes(images)
 
     def write(lane: Sequence[Image]) -> None:
         for image in lane:
+            turn()
             disk.put(image)
 
     if len(lanes) == 1:

@@ -15,6 +15,7 @@ from zerostall import native
 from zerostall.core.slots import Phase, Slots
 from zerostall.errors import CapacityError, CorruptError, FormatError, SnapshotNotFoundError, StepExistsError
 from zerostall.tiers.contract import Image, Stored
+from zerostall.wire.notice import Notice
 
 if TYPE_CHECKING:
     from zerostall.core.layout import Layout
@@ -49,6 +50,7 @@ class HostTier:
         self.stride = stride_of(layout)
         if segment.nbytes < self.stride * count:
             raise FormatError(f"a segment of {segment.nbytes} bytes cannot hold {count} slots of {self.stride}")
+        self.notice = Notice.of(segment.fileno(), segment.nbytes, self.stride * count)
         self.slots = Slots(count)
         self._pool = pool
         self._records: dict[int, Record] = {}

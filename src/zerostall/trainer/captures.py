@@ -18,6 +18,7 @@ from zerostall.trainer.memory import Memory, Shelf
 from zerostall.trainer.source_checks import SourceChecks
 from zerostall.trainer.state import OutdatedError, State, Survey, Values
 from zerostall.wire import messages as m
+from zerostall.wire.notice import Notice
 
 if TYPE_CHECKING:
     import threading
@@ -189,6 +190,7 @@ class Captures:
             sampling=self._checks.next() if self._on_devices else (0, 0),
             peer=0 if peer is None else peer.address,
         )
+        memory.say(busy=True)
         taken = Taken(slot, survey.layout, capture, sources, values, devices, memory, self._finite, self._checks)
         if peer is not None:
             self._runs = self._runs or tuple(capture.on_devices)
@@ -274,9 +276,17 @@ class Captures:
         threads = self.pool.threads
         if not self.devices or not self.devices.pin(segment, stretch=answer.stride, threads=threads):
             segment.touch(threads)
-        self._shelf.install(
-            Memory(layout=layout, layout_bytes=encoded, segment=segment, stride=answer.stride, slots=answer.slots)
+        notice = Notice.of(segment.fileno(), segment.nbytes, answer.stride * answer.slots)
+        memory = Memory(
+            layout=layout,
+            layout_bytes=encoded,
+            segment=segment,
+            stride=answer.stride,
+            slots=answer.slots,
+            notice=notice,
         )
+        memory.say(busy=False)  # a trainer before this one may have been killed while it was
+        self._shelf.install(memory)
         self._mappings.keep_only(answer.memory.key)
         seconds = time.perf_counter() - start
         log.info("%d slots, %d bytes of shared memory, ready in %.3f s", answer.slots, segment.nbytes, seconds)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from zerostall import native
     from zerostall.core.layout import Layout
+    from zerostall.wire.notice import Notice
 
 
 @dataclass(slots=True)
@@ -35,6 +36,12 @@ class Memory:
     slots: int
     granted: int | None = None
     capturing: int | None = None
+    notice: Notice | None = None
+
+    def say(self, *, busy: bool) -> None:
+        """Let the agent see whether something is being captured. The one who knows; needs no lock."""
+        if self.notice is not None:
+            self.notice.say(busy=busy)
 
     def address(self, slot: int) -> int:
         return self.segment.address + slot * self.stride
@@ -102,6 +109,7 @@ class Shelf:
         with self._condition:
             if self.memory is not None:
                 self.memory.capturing, self.memory.granted = None, slot
+                self.memory.say(busy=False)
 
     def ready(self) -> bool:
         """Is a slot granted? Caller holds the condition."""

@@ -156,6 +156,7 @@ class Sealer:
                 torn = flight.tears.found()
                 ghosts = flight.taken.ghosts()
             finally:
+                flight.taken.memory.say(busy=False)
                 flight.taken.sources.let_go()
             self._stats.record_drain(flight.taken.capture.drain_seconds)
             self._stats.bytes_captured += flight.taken.layout.nbytes
