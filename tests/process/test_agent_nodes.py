@@ -163,3 +163,16 @@ def test_rank_0_may_be_on_another_node_the_next_time(join: Join, folders: list[P
     for rank in again:
         assert rank.hear(m.Reached, tier="disk", step=2)
     assert disk_of(tmp_path).manifest(2).world == WORLD
+
+
+def test_what_a_lost_node_left_in_memory_stays_though_it_cannot_get_to_disk(join: Join, folders: list[Path]) -> None:
+    """Half of the step is here, half may be in a replica; the disk has never had it, and nobody else the folder."""
+    ranks = join(rules=m.Rules(keep_last=3, disk_interval=3600.0))
+    seal_all(ranks, 1, promise=True)
+    assert [rank.hear(m.Reached, tier="disk", step=1) for rank in ranks]
+    seal_all(ranks, 2)
+    assert [rank.hear(m.Reached, tier="host", step=2) for rank in ranks]
+    kill_agent(folders[1])
+    ranks[0].leave()
+    (first, *_) = join(epoch=2)
+    assert {(1, "disk", True), (2, "host", True)} <= first.copies()

@@ -15,7 +15,7 @@ from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
 from zerostall.core.manifest import RunFacts
 from zerostall.errors import FormatError, RunMismatchError, StorageError, VersionError
-from zerostall.flow.folder_lock import FolderLock
+from zerostall.flow.folder_lock import FolderLock, holder_of
 from zerostall.telemetry import log
 from zerostall.tiers.disk import DiskTier
 from zerostall.tiers.files import make_folder, read_file, storage_errors, write_whole
@@ -33,12 +33,16 @@ class RunFolder:
 
     Attributes:
         on_disk: the committed steps, as far as this agent wrote or found them.
+        undisturbed: nobody else has held the folder since this agent knew what is in it.
     """
 
     def __init__(self, where: Path, pool: native.Pool) -> None:
         self.where = where
         self.disk = DiskTier(where, pool)
         self.on_disk: set[int] = set()
+        self.undisturbed = False
+        self._holder = uuid.uuid4().hex
+        self._seen = ""
         self._modes = OWN
         self._lock: FolderLock | None = None
         self._name_lost = False
@@ -67,7 +71,9 @@ class RunFolder:
         self.let_go()
         with storage_errors(self.where, "the run's folder", 0):
             make_folder(self.where, self._modes)
-            self._lock = FolderLock(self.where, self._modes)
+            self._lock = FolderLock(self.where, self._modes, self._holder)
+            self.undisturbed = self._lock.before != "" and self._lock.before == self._seen
+            self._seen = self._holder
             self._name_lost = False
             try:
                 self._read_facts()
@@ -95,7 +101,7 @@ class RunFolder:
             make_folder(self.where, self._modes)
             if not self._owns_lock():
                 self.let_go()
-                self._lock = FolderLock(self.where, self._modes)
+                self._lock = FolderLock(self.where, self._modes, self._holder)
             self._write_facts(self.facts)
         log.warning("%s: the folder, its lock or run.json was gone and is made anew", self.where)
 
@@ -124,6 +130,7 @@ class RunFolder:
         """Another node's agent holds the folder, and says what run this is."""
         self.let_go()
         self.facts = facts
+        self._seen = holder_of(self.where)
         self.on_disk = set(self.disk.steps())
 
     def check_name(self, name: str | None, *, empty: bool) -> None:

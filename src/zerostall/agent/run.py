@@ -181,9 +181,10 @@ class Run:
 
     def _take_folder(self, hello: m.Hello) -> None:
         if not self.folder.taken() or not self.folder.same():
+            known = self.folder.on_disk
             self.folder.take()
             if not self.url:
-                self._forget_strangers()
+                self._forget_strangers(known)
         self._agree_with_remote()
         self.folder.check_name(hello.run, empty=not self.steps())
         self.folder.spread(hello.rules.disks)
@@ -238,10 +239,12 @@ class Run:
             )
         self.folder.become(facts)
 
-    def _forget_strangers(self) -> None:
+    def _forget_strangers(self, known: set[int]) -> None:
         """While nobody held the folder here, another agent or its owner may have changed it: memory must agree with it.
 
-        A step that the disk does not have is none. Of one that is damaged there, memory may be all that is left.
+        A step that the disk does not have is none; unless it never was there, to the end of what was `known`, and no
+        other agent has had the folder (with a node that was lost, the rest of a step is missing to write it). Of one
+        that is damaged there, memory may be all that is left.
         """
         for rank, berth in self.berths.items():
             for step in berth.sealed_steps():
@@ -251,6 +254,8 @@ class Run:
                 try:
                     there = self.folder.disk.manifest(step).ranks[rank : rank + 1]
                 except SnapshotNotFoundError:
+                    if self.folder.undisturbed and step not in known:
+                        continue
                     there = ()
                 except (FormatError, OSError):
                     continue

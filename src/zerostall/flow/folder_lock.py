@@ -17,16 +17,24 @@ if TYPE_CHECKING:
 LOCK = "run.lock"
 _TRIES = 100
 _PAUSE = 0.01
+_MOST_NAME = 256
 
 
 class FolderLock:
     """Holds `<where>/run.lock` until `close` or the end of the process, however it ends.
 
+    Args:
+        holder: a name that no other holder has; it stays in the file, so that the next one knows who was there.
+
+    Attributes:
+        before: the holder before this one; "" where nobody says.
+
     Raises:
         RunBusyError: another process holds it.
     """
 
-    def __init__(self, where: Path, modes: Modes = OWN) -> None:
+    def __init__(self, where: Path, modes: Modes = OWN, holder: str = "") -> None:
+        self.before = ""
         self._fd = _opened(where / LOCK, modes)
         try:
             if not self._lock():
@@ -37,6 +45,12 @@ class FolderLock:
         except OSError as error:
             # Some network file systems have no locks: one writer is then the user's promise.
             say_once(f"lock:{where}", "%s: this file system has no locks (%s); keep to one job a folder", where, error)
+            return
+        if holder:
+            self.before = os.pread(self._fd, _MOST_NAME, 0).decode(errors="replace").strip()
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"{holder}\n".encode(), 0)
+            os.fsync(self._fd)  # other nodes are to see it
 
     def _lock(self) -> bool:
         """An agent lets go a moment after its trainer has ended: it is asked more than once."""
@@ -61,6 +75,15 @@ class FolderLock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def holder_of(where: Path) -> str:
+    """Who holds the folder, or held it last; "" where nobody says."""
+    try:
+        with (where / LOCK).open("rb") as file:
+            return file.read(_MOST_NAME).decode(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _opened(path: Path, modes: Modes) -> int:
