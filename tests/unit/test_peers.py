@@ -18,13 +18,13 @@ from zerostall.agent.images import Given
 from zerostall.agent.nixl import CELL
 from zerostall.agent.pace import Pace
 from zerostall.agent.peers import PeerDoor
-from zerostall.agent.pulling import pull
+from zerostall.agent.pulling import peek, pull
 from zerostall.agent.transport import PlainTcp, Transport
 from zerostall.agent.transports import open_transport
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core.candidates import Past
-from zerostall.core.layout import CHUNK
+from zerostall.core.layout import CHUNK, Layout
 from zerostall.core.placement import ImageId
 from zerostall.errors import SnapshotNotFoundError
 from zerostall.wire import peers as p
@@ -43,7 +43,7 @@ class OneImage:
         self.view = made.memory.view
 
     @contextlib.contextmanager
-    def given(self, image: ImageId, step: int, created: float) -> Iterator[Given]:
+    def given(self, image: ImageId, step: int, created: float, chunks: object = None) -> Iterator[Given]:
         record = self.made.record
         if (image, step) != (ImageId(RUN, 0), record.step) or created not in (0.0, record.created):
             raise SnapshotNotFoundError(f"no step {step} here")
@@ -130,20 +130,6 @@ def test_an_image_comes_whole(home: Home, made: HandMade, transports: tuple[Tran
     assert bytes(target.segment.view(0, LAYOUT.nbytes)) == made.bytes
     assert home.pace.sent == LAYOUT.nbytes
     wait_until(lambda: home.images.held == 0)
-
-
-@pytest.mark.parametrize(
-    ("start", "count", "nbytes"), [(1, 1, CHUNK), (1, 2, LAYOUT.nbytes - CHUNK), (2, 5, LAYOUT.nbytes - 2 * CHUNK)]
-)
-def test_some_chunks_come_alone(
-    home: Home, made: HandMade, transports: tuple[Transport, Transport], start: int, count: int, nbytes: int
-) -> None:
-    target, request = Target(), p.Pull(RUN, 0, 7, start=start, count=count)
-    pull(home.door.address, "n2", SECRET, request, target.room, transport=transports[1], stopping=lambda _: False)
-    expected = bytearray(LAYOUT.nbytes)
-    expected[start * CHUNK : start * CHUNK + nbytes] = made.bytes[start * CHUNK : start * CHUNK + nbytes]
-    assert bytes(target.segment.view(0, LAYOUT.nbytes)) == expected
-    assert home.pace.sent == nbytes
 
 
 def test_what_is_not_there_is_said(home: Home) -> None:
@@ -369,3 +355,29 @@ def test_the_rate_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(4):
         pace.pass_by(500)
     assert waits == [0.0, 0.5, 1.0, 1.5] and pace.sent == 2000
+
+
+def test_only_the_chunks_that_are_asked_for_come(
+    made: HandMade, home: Home, transports: tuple[Transport, Transport]
+) -> None:
+    target = Target()
+    counts: list[int] = []
+    request = p.Pull(RUN, 0, 7, chunks=(2, 0))
+    pull(home.door.address, "n", SECRET, request, target.room, transport=transports[1], received=counts.append)
+    assert counts == [LAYOUT.nbytes - 2 * CHUNK, CHUNK]
+    assert bytes(target.segment.view(0, CHUNK)) == made.bytes[:CHUNK]
+    assert bytes(target.segment.view(2 * CHUNK, LAYOUT.nbytes - 2 * CHUNK)) == made.bytes[2 * CHUNK :]
+    assert not any(target.segment.view(CHUNK, CHUNK))
+    with pytest.raises(SnapshotNotFoundError, match="its copy has 3 chunks"):
+        pull(home.door.address, "n", SECRET, p.Pull(RUN, 0, 7, chunks=(3,)), target.room)
+
+
+def test_what_an_image_is_comes_without_its_bytes_and_a_layout_once(made: HandMade, home: Home) -> None:
+    known: dict[str, Layout] = {}
+    sent = home.pace.sent
+    found = list(peek(home.door.address, "n", SECRET, [p.Pull(RUN, 0, 7), p.Pull(RUN, 0, 7)], known))
+    assert [one.record for one in found] == [made.record, made.record]
+    assert [one.layout.digest for one in found] == [LAYOUT.digest, LAYOUT.digest] == [*known, *known]
+    assert home.pace.sent == sent
+    with pytest.raises(SnapshotNotFoundError, match="no step 8 here"):
+        list(peek(home.door.address, "n", SECRET, [p.Pull(RUN, 0, 8)], known))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerostall import native
+from zerostall.agent.afar import Afar
 from zerostall.agent.loop_call import Post, on_loop
 from zerostall.agent.pulling import TRIES
 from zerostall.core import layout as layouts
@@ -64,9 +65,14 @@ class Elsewhere:
         self._node = node
         self._post = post
         self._sources: dict[tuple[ImageId, int], list[LocatedCopy]] = {}
+        self._runs: dict[tuple[str, int], OfRun] = {}
 
     def of_run(self, run: str, world: int) -> OfRun:
-        return OfRun(self, run, world)
+        """On the loop."""
+        known = self._runs.get((run, world))
+        if known is None:
+            known = self._runs[run, world] = OfRun(self, run, world, Afar(self._replication, self._reporter, run))
+        return known
 
     def copies(self, run: str, rank: int, world: int) -> tuple[m.CopyFacts, ...]:
         """The steps of which another node, or this one as a guest, has the rank's image; one entry a step."""
@@ -101,7 +107,7 @@ class Elsewhere:
             SnapshotNotFoundError, FormatError, StorageError, AgentError: no copy could be had; the last reason.
         """
         image = ImageId(run, rank)
-        own = on_loop(self._post, lambda: self._own(image, request))
+        own = on_loop(self._post, lambda: self.own(request, image))
         if own is not None:
             return own
         problem: ZerostallError = SnapshotNotFoundError(f"no node has step {request.step} of rank {rank} any more")
@@ -117,10 +123,10 @@ class Elsewhere:
                     problem = error if isinstance(error, ZerostallError) else FormatError(str(error))
         raise problem
 
-    def _own(self, image: ImageId, request: m.Fetch) -> Brought | None:
-        """On the loop: this node keeps it as a guest."""
+    def own(self, request: m.Fetch, image: ImageId, told: Record | None = None) -> Brought | None:
+        """On the loop: this node keeps it as a guest; `told`: that very image."""
         tier = self._replication.guests.tier_with(image, request.step)
-        if tier is None:
+        if tier is None or (told is not None and tier.record_of(request.step) != told):
             return None
         held = tier.hold(request.step)
         answer = m.Fetched(
@@ -160,9 +166,15 @@ class OfRun:
     elsewhere: Elsewhere
     run: str
     world: int
+    afar: Afar
 
     def copies(self, rank: int) -> tuple[m.CopyFacts, ...]:
         return self.elsewhere.copies(self.run, rank, self.world)
+
+    def lend(self, request: m.Fetch, rank: int) -> Brought | None:
+        """On the loop: the image that the step was found to have, where this node keeps it as a guest."""
+        told = self.afar.told(request.step, rank)
+        return self.elsewhere.own(request, ImageId(self.run, rank), told) if told is not None else None
 
     def bring(self, request: m.Fetch, rank: int) -> Brought:
         return self.elsewhere.bring(request, self.run, rank)

@@ -18,7 +18,14 @@ from zerostall.agent.step_images import StepImages
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core.candidates import Past, left_behind
-from zerostall.errors import AgentError, FormatError, SnapshotNotFoundError, StorageError, ZerostallError
+from zerostall.errors import (
+    AgentError,
+    FormatError,
+    ManagerError,
+    SnapshotNotFoundError,
+    StorageError,
+    ZerostallError,
+)
 from zerostall.flow.worker import Worker
 from zerostall.telemetry import log
 from zerostall.tiers.contract import Stored
@@ -34,7 +41,7 @@ if TYPE_CHECKING:
     from zerostall.agent.stowage import Stowage
     from zerostall.core.manifest import Manifest
     from zerostall.flow.governor import Governor
-    from zerostall.tiers.contract import RunTier
+    from zerostall.tiers.contract import Readable
     from zerostall.tiers.disk import DiskTier
     from zerostall.tiers.host import HostTier
     from zerostall.tiers.remote import RemoteTier
@@ -52,6 +59,7 @@ class Fetches:
         self._post = post
         self.elsewhere: OfRun | None = None  # what other nodes have, where this one belongs to a cluster
         self._steps: list[int] = []
+        self._rest: dict[int, Readable] = {}  # where images are of a step that this node has only some of
         self._shared: dict[tuple[str, int, int], SharedChunks] = {}
         self._reader = Worker(f"fetch {disk.where.name}")
 
@@ -90,31 +98,40 @@ class Fetches:
     def fetch(self, client: Client, berths: Mapping[int, Berth], rank: int, request: m.Fetch) -> None:
         """Answer with an image of a step in memory; held until the client releases it or is gone."""
         wanted = rank if request.rank is None else request.rank
-        berth = berths.get(wanted)
+        berth, elsewhere = berths.get(wanted), self.elsewhere
         tier = berth.tier_with(request.step) if request.tier == "host" and berth is not None else None
         if berth is not None and tier is not None:
             self._from_host(client, tier, request, berth.stowage)
-        elif request.tier == "replica":
-            if self.elsewhere is None:
-                raise SnapshotNotFoundError("this node belongs to no cluster: there are no copies on other nodes")
-            self._from_elsewhere(client, wanted, request, self.elsewhere)
         elif request.chunks is not None:
-            # A step in memory of which this rank's image lies on another node: on disk are the same bytes.
-            self._chunks(client, wanted, request)
+            mine = elsewhere if request.tier in ("host", "replica") else None
+            if mine is not None and (own := mine.lend(request, wanted)) is not None:
+                self._steps.append(request.step)
+                self._hand(client, request.step, own.answer, own.fd, own.release)
+            else:
+                self._chunks(client, wanted, request)
+        elif request.tier == "replica":
+            self._from_elsewhere(client, wanted, request, self._cluster())
         elif request.tier == "host":
             raise SnapshotNotFoundError(f"step {request.step} is no longer in host memory")
         elif request.as_file and request.tier == "disk":
             self._file(client, wanted, request)
         else:
-            self._from(self._run(request.tier), client, wanted, request)
+            self._from(self._run(request.tier, request.step), client, wanted, request)
 
-    def _run(self, tier: str) -> RunTier:
-        """Where chunks of a step are read from; of one in memory, those that are not on this node, from the disk."""
+    def _run(self, tier: str, step: int) -> Readable:
+        """Where a step is read from; of one in this node's memory, what is not here: where it was found to be whole."""
         if tier == "remote" and self.remote is not None:
             return self.remote
+        if tier == "replica":
+            return self._cluster().afar
         if tier not in ("host", "disk"):
             raise FormatError(f"no tier {tier!r}")
-        return self._disk
+        return self._rest.get(step, self._disk) if tier == "host" else self._disk
+
+    def _cluster(self) -> OfRun:
+        if self.elsewhere is None:
+            raise SnapshotNotFoundError("this node belongs to no cluster: there are no copies on other nodes")
+        return self.elsewhere
 
     # ---------------------------------------------------------------------------------------------- what is there
 
@@ -142,28 +159,36 @@ class Fetches:
 
     def _looking(self, berths: Mapping[int, Berth], rank: int, tier: str, step: int) -> Callable[[], StepImages]:
         """What finds all ranks' images of a step, to be called on the thread that reads."""
-        if tier == "replica":
-            return lambda: StepImages.of(step, self._elsewhere(step, rank))
         near, here = self._in_memory(berths, rank, step) if tier == "host" else (None, {})
-        run = self._run(tier)
+        run = self._run(tier, step)
 
         def look() -> StepImages:
-            manifest = run.manifest(step) if near is None else self._of_all_ranks(near, here)
-            return StepImages(step, manifest.created, manifest.ranks, here, run)
+            if near is None:
+                manifest = run.manifest(step)
+                return StepImages(step, manifest.created, manifest.ranks, here, run)
+            manifest, rest = self._of_all_ranks(near, here)
+            return StepImages(step, manifest.created, manifest.ranks, here, rest)
 
         return look
 
-    def _of_all_ranks(self, near: Manifest, here: Mapping[int, Stored]) -> Manifest:
-        """Of a step that is clean in memory: images that are not on this node must be on disk, the very same."""
+    def _of_all_ranks(self, near: Manifest, here: Mapping[int, Stored]) -> tuple[Manifest, Readable]:
+        """Of a step that is clean in memory: what all ranks' images are, and where those are that this node lacks.
+
+        They are on disk, else in other nodes' memory, and must be the very same.
+        """
         if len(here) == near.world:
-            return near
-        try:
-            whole = self._disk.manifest(near.step)
-        except (FormatError, FileNotFoundError):
-            whole = None
-        if whole is None or not set(near.ranks) <= set(whole.ranks):
-            raise SnapshotNotFoundError(f"step {near.step}: images of other nodes' ranks are not on disk")
-        return whole
+            return near, self._disk
+        why = ""
+        for place in (self._disk, self.elsewhere.afar) if self.elsewhere else (self._disk,):
+            try:
+                whole = place.manifest(near.step)
+            except (FormatError, FileNotFoundError, ManagerError) as error:
+                why = f"; {error.args[0]}"
+                continue
+            if set(near.ranks) <= set(whole.ranks):
+                self._rest[near.step] = place
+                return whole, place
+        raise SnapshotNotFoundError(f"step {near.step}: images of other nodes' ranks are not on disk{why}")
 
     def _look_at(self, step: int, rank: int) -> m.CopyFacts | None:
         """What there is of a step; None when it has just been evicted."""
@@ -233,7 +258,7 @@ class Fetches:
         )
         client.send(answer, tier.segment.fileno())
 
-    def _from(self, run: RunTier, client: Client, rank: int, request: m.Fetch) -> None:
+    def _from(self, run: Readable, client: Client, rank: int, request: m.Fetch) -> None:
         self._steps.append(request.step)
 
         def read() -> None:
@@ -277,8 +302,6 @@ class Fetches:
 
         def bring() -> None:
             try:
-                if request.rank is not None:
-                    elsewhere.copies(rank)  # finds out which nodes have it
                 brought = elsewhere.bring(request, rank)
             except Exception as error:  # noqa: BLE001 - a trainer waits for the answer
                 refused = m.Refused.of(request.id, _ours(error, self._disk.where))
@@ -289,26 +312,7 @@ class Fetches:
 
         self._reader.submit(bring)
 
-    def _elsewhere(self, step: int, rank: int) -> list[Stored]:
-        """Layouts and records of all ranks, from other nodes' images."""
-        elsewhere = self.elsewhere
-        if elsewhere is None:
-            raise SnapshotNotFoundError("this node belongs to no cluster: there are no copies on other nodes")
-        found: dict[int, Stored] = {}
-        world = rank + 1
-        while len(found) < world:
-            wanted = rank if rank not in found else next(other for other in range(world) if other not in found)
-            elsewhere.copies(wanted)  # finds out which nodes have it
-            brought = elsewhere.bring(m.Fetch(id=0, step=step, tier="replica"), wanted)
-            try:
-                record = manifests.decode_record(brought.answer.record)
-                found[wanted] = Stored(layouts.decode(brought.answer.layout, record.begins), record)
-                world = record.world
-            finally:
-                self._post(brought.release)
-        return [found[other] for other in range(world)]
-
-    def _read(self, run: RunTier, request: m.Fetch, rank: int) -> tuple[m.Fetched, native.Segment]:
+    def _read(self, run: Readable, request: m.Fetch, rank: int) -> tuple[m.Fetched, native.Segment]:
         stored = run.open(request.step, rank)
         segment = native.Segment(f"zerostall-fetch-{rank}", stride_of(stored.layout), populate=False)
         try:
@@ -342,7 +346,7 @@ class Fetches:
     def _chunks(self, client: Client, rank: int, request: m.Fetch) -> None:
         step, chunks = request.step, request.chunks
         assert chunks is not None
-        run = self._run(request.tier)
+        run = self._run(request.tier, step)
         key = (run.name, step, rank)
         self._steps.append(step)
         shared = self._shared.setdefault(key, SharedChunks())

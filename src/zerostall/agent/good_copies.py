@@ -94,7 +94,7 @@ def _of_node(name: str, address: str, neighbourhood: Neighbourhood) -> GoodCopy:
             return lambda start, nbytes: copy.memory.segment.view(offset + start, nbytes)
 
         image = copy.image
-        request = p.Pull(image.run, image.rank, copy.step, copy.record.created, start=chunk, count=1)
+        request = p.Pull(image.run, image.rank, copy.step, copy.record.created, chunks=(chunk,))
         neighbourhood.replication.pull(address, request, room, _TRIES)
 
     return GoodCopy(name, bring)

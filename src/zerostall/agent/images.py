@@ -13,7 +13,7 @@ from zerostall.errors import SnapshotNotFoundError
 from zerostall.tiers.host import stride_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from zerostall.agent.guests import Guests
     from zerostall.agent.mending import Doubt
@@ -45,8 +45,8 @@ class Images:
         self._post = post
 
     @contextlib.contextmanager
-    def given(self, image: ImageId, step: int, created: float) -> Iterator[Given]:
-        """The image, held for as long as the block lasts: from memory, else from disk.
+    def given(self, image: ImageId, step: int, created: float, chunks: Sequence[int] | None = None) -> Iterator[Given]:
+        """The image, held for as long as the block lasts: from memory, else from disk, and then only these chunks.
 
         Raises:
             SnapshotNotFoundError: it is not here.
@@ -59,7 +59,7 @@ class Images:
             finally:
                 self._post(release)
             return
-        with self._from_disk(found, image, step, created) as given:
+        with self._from_disk(found, image, step, created, chunks) as given:
             yield given
 
     def damaged(self, image: ImageId, record: Record, chunk: int) -> None:
@@ -100,13 +100,16 @@ class Images:
         return given, lambda: tier.release(held)
 
     @contextlib.contextmanager
-    def _from_disk(self, disk: DiskTier, image: ImageId, step: int, created: float) -> Iterator[Given]:
+    def _from_disk(
+        self, disk: DiskTier, image: ImageId, step: int, created: float, chunks: Sequence[int] | None
+    ) -> Iterator[Given]:
         stored = disk.open(step, image.rank)
         if created not in (0.0, stored.record.created):
             raise SnapshotNotFoundError(f"step {step} of rank {image.rank} on disk here is another one")
         segment = native.Segment(f"zerostall-give-{image.rank}", stride_of(stored.layout), populate=False)
         try:
-            disk.get(step, image.rank, segment.address)
+            if chunks is None or chunks:
+                disk.get(step, image.rank, segment.address, chunks=chunks)
             yield Given(stored.layout, stored.record, attempt_stored(disk.manifest(step)), segment.view)
         finally:
             segment.close()

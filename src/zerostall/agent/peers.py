@@ -21,7 +21,7 @@ from zerostall.wire import peers as p
 from zerostall.wire.messages import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from zerostall.agent.images import Given, Images
     from zerostall.agent.transport import Transport
@@ -156,8 +156,9 @@ class PeerDoor:
                 if self._images is None:
                     raise SnapshotNotFoundError("no images are given here")
                 image = ImageId(request.run, request.rank)
-                given = stack.enter_context(self._images.given(image, request.step, request.created))
-                if request.doubted and (chunk := _damaged(given, request.start)) is not None:
+                given = stack.enter_context(self._images.given(image, request.step, request.created, request.chunks))
+                chunks = _asked(given, request)
+                if request.doubted and chunks and (chunk := _damaged(given, chunks[0])) is not None:
                     self._images.damaged(image, given.record, chunk)
                     raise SnapshotNotFoundError(f"chunk {chunk} of its copy is damaged")
             except (ZerostallError, OSError) as error:
@@ -165,9 +166,10 @@ class PeerDoor:
                 return
             record = given.record
             outlet = stack.enter_context(self._transport.outlet(channel, request.transport))
-            layout, encoded = layouts.encode(given.layout), manifests.encode_record(record)
-            channel.send(p.Coming(layout, encoded, given.attempt, outlet.ground))
-            for chunk in _chunks(request, record):
+            layout = b"" if given.layout.digest in request.knows else layouts.encode(given.layout)
+            encoded, some = manifests.encode_record(record), request.chunks is not None
+            channel.send(p.Coming(layout, encoded, given.attempt, outlet.ground, some))
+            for chunk in chunks:
                 start = chunk * record.chunk_bytes
                 nbytes = min(record.chunk_bytes, record.nbytes - start)
                 for offset in range(start, start + nbytes, PIECE):
@@ -177,16 +179,19 @@ class PeerDoor:
             outlet.finish()
 
 
-def _chunks(request: p.Pull, record: Record) -> range:
-    start, chunks = max(0, request.start), len(record.checksums)
-    return range(start, min(chunks, start + request.count) if request.count > 0 else chunks)
+def _asked(given: Given, request: p.Pull) -> Sequence[int]:
+    """The chunks that are to be sent. SnapshotNotFoundError where the image has no such."""
+    count = len(given.record.checksums)
+    if request.chunks is None:
+        return range(max(0, request.start), count)
+    if not all(0 <= chunk < count for chunk in request.chunks):
+        raise SnapshotNotFoundError(f"its copy has {count} chunks")
+    return request.chunks[max(0, request.start) :]
 
 
 def _damaged(given: Given, chunk: int) -> int | None:
     """The chunk, where it is not what the record says."""
     record = given.record
-    if not 0 <= chunk < len(record.checksums):
-        return None
     start = chunk * record.chunk_bytes
     found = native.crc32c(given.view(start, min(record.chunk_bytes, record.nbytes - start)))
     return chunk if found != record.checksums[chunk] else None

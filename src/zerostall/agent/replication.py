@@ -19,7 +19,7 @@ from zerostall.agent.loop_call import Post, on_loop
 from zerostall.agent.pace import Pace
 from zerostall.agent.partner import Partner
 from zerostall.agent.peers import PeerDoor
-from zerostall.agent.pulling import TRIES, Pulled, pull
+from zerostall.agent.pulling import TRIES, Pulled, peek, pull
 from zerostall.agent.transports import meter_of, open_transport
 from zerostall.core.candidates import Past
 from zerostall.core.placement import ImageId
@@ -30,7 +30,7 @@ from zerostall.telemetry import log, say_once
 from zerostall.wire import peers as p
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from zerostall import native
     from zerostall.agent.service import Service
@@ -249,8 +249,9 @@ class Replication:
         request: p.Pull,
         room: Callable[[Layout, Record], Callable[[int, int], memoryview]],
         tries: int = TRIES,
+        known: Mapping[str, Layout] | None = None,
     ) -> Pulled:
-        """Fetch an image; see `pulling.pull`."""
+        """Fetch an image, or chunks of one; see `pulling.pull`."""
         return pull(
             address,
             self._node,
@@ -261,7 +262,12 @@ class Replication:
             tries=tries,
             received=self._count,
             stopping=lambda seconds: self._stopping.wait(seconds),
+            known=known,
         )
+
+    def peek(self, address: str, requests: Iterable[p.Pull], known: dict[str, Layout]) -> Iterator[Pulled]:
+        """What images are, without their bytes; see `pulling.peek`."""
+        return peek(address, self._node, self._secret, requests, known)
 
     def _count(self, nbytes: int) -> None:
         self.received += nbytes

@@ -88,9 +88,21 @@ class Reporter:
         Raises:
             ManagerError: the manager cannot be reached.
         """
+        return self._located(w.WhereIs(self._settings.node, run, rank))
+
+    def whereis_all(self, run: str, step: int) -> tuple[w.LocatedCopy, ...]:
+        """Copies of all ranks' images of a step, on this node, too; as `whereis`."""
+        return self._located(w.WhereIs(self._settings.node, run, 0, step, everybody=True))
+
+    def _located(self, question: w.WhereIs) -> tuple[w.LocatedCopy, ...]:
+        """Any thread.
+
+        Raises:
+            ManagerError: the manager cannot be reached.
+        """
         link = self._connection(2.0)
         try:
-            return link.post("whereis", w.WhereIs(self._settings.node, run, rank), w.Located).copies
+            return link.post("whereis", question, w.Located).copies
         finally:
             link.close()
 

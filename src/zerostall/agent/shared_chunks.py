@@ -12,7 +12,7 @@ from zerostall.tiers.host import stride_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zerostall.tiers.contract import RunTier
+    from zerostall.tiers.contract import Readable
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +29,7 @@ class SharedChunks:
     segment: native.Segment | None = None
     present: set[int] = field(default_factory=set)
 
-    def read(self, run: RunTier, step: int, rank: int, chunks: Sequence[int]) -> native.Segment:
+    def read(self, run: Readable, step: int, rank: int, chunks: Sequence[int]) -> native.Segment:
         """The segment with these chunks in it; what is there already is not read again."""
         missing = sorted(set(chunks) - self.present)
         if self.segment is None or missing:

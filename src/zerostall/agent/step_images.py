@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import RankFacts, Record
-    from zerostall.tiers.contract import RunTier, Stored
+    from zerostall.tiers.contract import Readable, Stored
 
 LISTENED = 16
 """The small values of so many ranks are looked at, and those of one rank of each layout: what ranks say differently
@@ -38,7 +38,7 @@ class StepImages:
     created: float
     ranks: Sequence[RankFacts]
     here: Mapping[int, Stored] = field(default_factory=dict)
-    run: RunTier | None = None
+    run: Readable | None = None
 
     @classmethod
     def of(cls, step: int, stored: Sequence[Stored]) -> StepImages:

@@ -129,36 +129,40 @@ class Control:
         return w.Answer(sequence=0, interval=self.cluster.patience.interval)
 
     def whereis(self, message: w.WhereIs) -> w.Located:
-        """Where a restore finds images of a rank beyond its node's own: newest step first, nearest first."""
+        """Where a restore finds images beyond its node's own: newest step first, by rank, nearest first."""
         places = self._places()
-        clean = {verdict.key: verdict for verdict in self.verdicts.get(message.run, ())}
+        judged = {verdict.key: verdict for verdict in self.verdicts.get(message.run, ())}
         table = self.steps.runs.get(message.run)
-        found: list[tuple[int, int, w.LocatedCopy]] = []
+        saved = {name: _saved(known, message.run) for name, known in self.known.items() if name in places}
+        found: list[tuple[int, int, int, w.LocatedCopy]] = []
         for key in table.snapshots if table else ():
-            verdict = clean.get(key)
-            firsts = (self.known[node] for node, _ in self.steps.holders(key, 0) if node in self.known)
-            began = next(filter(None, (_created(known, key, 0) for known in firsts)), 0.0)
-            for node, tier in self.steps.holders(key, message.rank):
-                known = self.known.get(node)
-                if node not in places or known is None or not known.join.peer:
-                    continue
-                if node == message.node and tier != "replica":
-                    continue  # that one it knows better itself
-                copy = w.LocatedCopy(
-                    step=key.step,
-                    attempt=key.attempt,
-                    tier=tier,
-                    peer=known.peer,
-                    clean=verdict is not None and verdict.standing is Standing.clean,
-                    world=table.world if table else 0,
-                    created=_created(known, key, message.rank),
-                    began=began,
-                    reason=verdict.reason if verdict else "not judged yet",
-                )
-                far = prefetch.distance(message.node, (node, tier), places) if message.node in places else 0
-                found.append((-key.step, far, copy))
-        found.sort(key=lambda entry: (*entry[:2], entry[2].peer))
-        return w.Located(tuple(copy for _, _, copy in found))
+            if table is None or message.step not in (None, key.step):
+                continue
+            verdict = judged.get(key)
+            firsts = (saved[node].get((key, 0), 0.0) for node, _ in self.steps.holders(key, 0) if node in saved)
+            began = next(filter(None, firsts), 0.0)
+            for rank in range(table.world) if message.everybody else (message.rank,):
+                for node, tier in self.steps.holders(key, rank):
+                    if node not in places or not self.known[node].join.peer:
+                        continue
+                    if node == message.node and tier != "replica" and not message.everybody:
+                        continue  # that one it knows better itself
+                    copy = w.LocatedCopy(
+                        step=key.step,
+                        attempt=key.attempt,
+                        tier=tier,
+                        peer=self.known[node].peer,
+                        clean=verdict is not None and verdict.standing is Standing.clean,
+                        world=table.world,
+                        created=saved[node].get((key, rank), 0.0),
+                        began=began,
+                        reason=verdict.reason if verdict else "not judged yet",
+                        rank=rank,
+                    )
+                    far = prefetch.distance(message.node, (node, tier), places) if message.node in places else 0
+                    found.append((-key.step, rank, far, copy))
+        found.sort(key=lambda entry: (*entry[:3], entry[3].peer))
+        return w.Located(tuple(copy for *_, copy in found))
 
     # ------------------------------------------------------------------------------------------------- decisions
 
@@ -318,14 +322,15 @@ class Control:
         )
 
 
-def _created(known: Known, key: Key, rank: int) -> float:
-    """When an image that the node has was saved; 0.0 where it does not say."""
+def _saved(known: Known, run: str) -> dict[tuple[Key, int], float]:
+    """When each image of the run that the node has was saved; of whole steps, when rank 0's was."""
+    found: dict[tuple[Key, int], float] = {}
     for note in known.runs:
-        for copy in note.whole if note.run == key.run and rank == 0 else ():
-            if (copy.step, copy.attempt) == (key.step, key.attempt):
-                return copy.created
-        for one in note.ranks if note.run == key.run else ():
-            for copy in one.copies if one.rank == rank else ():
-                if (copy.step, copy.attempt) == (key.step, key.attempt):
-                    return copy.created
-    return 0.0
+        if note.run != run:
+            continue
+        for copy in note.whole:
+            found[Key(run, copy.step, copy.attempt), 0] = copy.created
+        for one in note.ranks:
+            for copy in one.copies:
+                found.setdefault((Key(run, copy.step, copy.attempt), one.rank), copy.created)
+    return found

@@ -106,6 +106,29 @@ class ImageBytes(Protocol):
         """Let go of what is open."""
 
 
+class Readable(Protocol):
+    """What a restore of several ranks reads: a tier that holds whole runs, or a step that is spread over nodes.
+
+    Attributes:
+        name: the tier's.
+        where: what messages call it.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def where(self) -> Path | str: ...
+
+    def manifest(self, step: int) -> Manifest: ...
+
+    def open(self, step: int, rank: int) -> Stored: ...
+
+    def get(self, step: int, rank: int, address: int, *, chunks: Sequence[int] | None = None) -> Stored: ...
+
+    def layout(self, facts: RankFacts) -> Layout: ...
+
+
 class RunTier(Tier, Protocol):
     """A tier that holds whole runs and is there without an agent: a folder, a URL.
 

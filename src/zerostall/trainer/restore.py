@@ -198,9 +198,8 @@ def _collect(
     agents = turn = 0
     while True:
         if not tiers:
-            clean = [copy.tier for copy in candidates.order(copies, past.step).ordered if copy.created == past.created]
-            # From another node an image comes only whole, and here all of them are needed: the disk gives chunks.
-            tiers = sorted(clean, key=lambda tier: tier == "replica") or ["disk"]
+            order = candidates.order(copies, past.step).ordered
+            tiers = [copy.tier for copy in order if copy.created == past.created] or ["disk"]
         tier = tiers[min(turn, len(tiers) - 1)]
         try:
             return collecting.collect(source, state, request, Copy(past.step, tier), f"step {past.step}"), []

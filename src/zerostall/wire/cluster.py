@@ -270,11 +270,16 @@ class Answer(Note, frozen=True):
 
 
 class WhereIs(Note, frozen=True):
-    """Which copies of this rank's images are on other nodes?"""
+    """Which copies of this rank's images are on other nodes?
+
+    With a `step`, of that step alone; `everybody`: of all ranks, and on the node that asks, too.
+    """
 
     node: NodeName
     run: RunId
     rank: Rank
+    step: Count | None = None
+    everybody: bool = False
 
 
 class LocatedCopy(Note, frozen=True):
@@ -284,6 +289,7 @@ class LocatedCopy(Note, frozen=True):
         clean: every rank's image of the step can be had.
         created: when this image was saved, and `began` when rank 0's was; 0.0 where nobody says.
         world: how many ranks saved the step.
+        rank: whose image it is.
     """
 
     step: int
@@ -295,10 +301,11 @@ class LocatedCopy(Note, frozen=True):
     created: float = 0.0
     began: float = 0.0
     reason: str = ""
+    rank: int = 0
 
 
 class Located(Note, frozen=True):
-    """The copies, newest step first and of a step the nearest first."""
+    """The copies, newest step first, by rank, and of a rank the nearest first."""
 
     copies: tuple[LocatedCopy, ...]
 

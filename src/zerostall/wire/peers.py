@@ -52,10 +52,11 @@ class Proof(PeerMessage, frozen=True):
 class Pull(PeerMessage, frozen=True):
     """Send the image of a rank, from chunk `start` on; `created` 0.0 takes whichever of that step is there.
 
-    `count`: so many chunks are enough; 0 wants all that follow. Who does not know it sends all.
-
     `transport` names the one by which the bytes may come, where it is not this connection. `doubted`: the chunk at
     `start` came damaged; it is to be looked at before anything is given.
+
+    With `chunks` only these are sent, in that order, and `start` counts among them. The layout is left out where its
+    digest is among those that the other side `knows`.
     """
 
     run: str
@@ -65,16 +66,21 @@ class Pull(PeerMessage, frozen=True):
     start: int = 0
     transport: str = ""
     doubted: bool = False
-    count: int = 0
+    chunks: tuple[int, ...] | None = None
+    knows: tuple[str, ...] = ()
 
 
 class Coming(PeerMessage, frozen=True):
-    """The chunks follow, each as long as the record says: on the connection, or where `ground` says."""
+    """The chunks follow, each as long as the record says: on the connection, or where `ground` says.
+
+    `some`: only those that were asked for.
+    """
 
     layout: bytes
     record: bytes
     attempt: str
     ground: bytes = b""
+    some: bool = False
 
 
 class Laid(PeerMessage, frozen=True):
