@@ -78,17 +78,20 @@ class Job:
         return [*parts, *self.scheduler.get_last_lr(), torch.rand(()).item(), self.batches.next().sum().item()]
 
 
-def main(where: str) -> None:
+def main(where: str, stays: int | None = None, **options: object) -> None:
+    """`stays`: after that step nothing more happens, until somebody kills it; `options` are the checkpointer's."""
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     job = Job()
-    with zerostall.Checkpointer(where, **job.state()) as ckpt:
+    with zerostall.Checkpointer(where, **options, **job.state()) as ckpt:
         first = ckpt.restore()
         say(f"attempt {attempt} rank {rank} goes on from {first} {ckpt.stats.restored_from}")
         for step in range(first, STEPS):
             job.step()
             ckpt.save(step + 1, when_busy="wait")
+            while step + 1 == stays:
+                signal.pause()
             if attempt < int(os.environ.get("DIES", "2")) and DEATHS.get(attempt) == (rank, step + 1):
                 os.kill(os.getpid(), signal.SIGKILL)
     ended = job.digest()

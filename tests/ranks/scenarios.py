@@ -100,6 +100,11 @@ def resume(where: str) -> None:
     elastic.main(where)
 
 
+def stay(where: str, step: str) -> None:
+    """The same up to that step; of what it saves the disk gets the first step, and the last when all have ended."""
+    elastic.main(where, stays=int(step), disk_interval=3600.0)
+
+
 def preempted(where: str, seconds: str) -> None:
     """Train until a signal says to leave; `seconds` of work a step."""
     job, ckpt, step = begin(where, preempt=("SIGTERM",), grace=60.0)

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from zerostall.agent.images import Given, Images
     from zerostall.agent.transport import Transport
-    from zerostall.core.manifest import Record
 
 MOST_CONNECTIONS = 64
 PIECE = 4 << 20

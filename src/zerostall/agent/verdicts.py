@@ -68,10 +68,15 @@ class Verdicts:
         self.clean(save.step)
 
     def spoiled(self, spoiled: Spoiled) -> None:
-        """What ranks hold of a save that is none goes."""
+        """What ranks hold of a save that is none goes.
+
+        What is clean here stays: an agent that decides anew, on another node, has not heard all ranks of it.
+        """
         save = spoiled.save
         for berth in self.berths.values():
             if (created := berth.created_of(save)) is not None:
+                if not spoiled.revoked and berth.manifest(save.step) is not None:
+                    continue
                 berth.forget_step(save.step)
                 reason = m.plain(spoiled.reason)
                 berth.send(

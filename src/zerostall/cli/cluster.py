@@ -132,6 +132,8 @@ def _print_run(run: RunView) -> None:
         say(f"goes back to step {run.target}, {span(run.rpo or 0.0)} ago: {run.target_reason}")
     for copies in run.copies:
         say(f"replicas: {copies}")
+    for fetching in run.fetching:
+        say(f"fetching {fetching}")
     for waiting in run.waiting:
         say(f"waiting: {waiting}", "yellow")
     rows = [

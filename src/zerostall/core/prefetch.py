@@ -31,6 +31,9 @@ class Errand(msgspec.Struct, frozen=True):
     tier: str
     reason: str
 
+    def words(self) -> str:
+        return f"to {self.node}: {self.reason}"
+
 
 class Errands(msgspec.Struct, frozen=True):
     """What is to be brought, and of the ranks that wait for a place or for a copy, why."""

@@ -46,12 +46,14 @@ class Spoiled(msgspec.Struct, frozen=True):
 
     Attributes:
         skipped: the rank skipped it on purpose, for want of a slot.
+        revoked: though the rank had sealed it; only so can what was clean be spoiled.
     """
 
     save: Save
     rank: int
     reason: str
     skipped: bool = False
+    revoked: bool = False
 
 
 class News(msgspec.Struct, frozen=True):
@@ -138,7 +140,7 @@ class Roll:
         """What a rank had sealed is worth nothing after all, be the save pending or clean."""
         self._say(rank, save, reason)
         self._pending.pop(save, None)
-        return News(spoiled=(Spoiled(save, rank, reason),))
+        return News(spoiled=(Spoiled(save, rank, reason, revoked=True),))
 
     def began(self, rank: int, epoch: int) -> News:
         """A rank has agreed with all others where to go on from: what is pending of before will never be whole."""

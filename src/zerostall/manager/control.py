@@ -229,7 +229,11 @@ class Control:
             if accident and (before is None or before.key != goal.key or run not in self.broken):
                 self.tell("rollback", run, f"{len(broken)} of {table.world} ranks do not train: {goal.reason}")
                 self.broken.add(run)
+            known = self.errands[run].errands if run in self.errands else ()
             errands = self.errands[run] = prefetch.decide(self.steps, goal.key, places, spare)
+            if new := [errand for errand in errands.errands if errand not in known]:
+                more = f", and {len(new) - 1} more" if len(new) > 1 else ""
+                self.tell("prefetch", run, f"{new[0].words()}{more}")
             for errand in errands.errands:
                 self._fetching[errand.node].append(
                     w.Fetching(

@@ -95,6 +95,7 @@ def _run(control: Control, run: str, table: RunTable, now: float) -> RunView:
             if verdict.key in table.snapshots
         ),
         waiting=tuple(f"rank {rank}: {why}" for rank, why in errands.waiting[:8]) if errands else (),
+        fetching=tuple(errand.words() for errand in errands.errands[:8]) if errands else (),
         copies=control.placing.words(run),
     )
 

@@ -81,6 +81,8 @@ class RunView(View, frozen=True, kw_only=True):
     Attributes:
         target, target_reason: the step that training would go back to now, and why.
         rpo: seconds of training that would be lost with it; None while there is none.
+        waiting: ranks that nothing can be brought for, and why.
+        fetching: what is brought into whose memory before anybody asks, from where, and why.
         copies: where replicas go and why there, what is wanting in front.
     """
 
@@ -95,6 +97,7 @@ class RunView(View, frozen=True, kw_only=True):
     replicated: int
     snapshots: tuple[SnapshotView, ...]
     waiting: tuple[str, ...] = ()
+    fetching: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()
 
 

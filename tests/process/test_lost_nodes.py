@@ -1,0 +1,137 @@
+"""A run whose ranks are on several nodes, with replicas: a whole node is lost with its memory, another takes its place.
+
+What is restored was never on disk: the images of the node that is left come from its own memory, those of the lost one
+from whoever keeps them for it.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import zerostall
+from cluster import QUICK, SECONDS, Agents, Manager, member_environment, until_replicated
+from hand import RULES, HandTrainer, kill_agent, wait_until
+from ranks.world import Ranks, Start
+from zerostall.wire import cluster as w
+from zerostall.wire import messages as m
+from zerostall.wire import rendezvous
+
+StartOn = Callable[..., Ranks]
+"""Starts a rank on each of these nodes."""
+
+REACHED = 6
+
+
+@pytest.fixture
+def start_on(
+    start: Start, manager: Manager, agents: Agents, agent_environment: dict[str, str], tmp_path: Path
+) -> StartOn:
+    """`agents` ends them."""
+    known: set[str] = set()
+
+    def start_on(nodes: tuple[str, ...], scenario: str, *words: object, attempt: int = 0) -> Ranks:
+        of_rank = {}
+        for number, name in enumerate(nodes):
+            if name not in known:
+                known.add(name)
+                agents(name)
+            of_rank[number] = {
+                **member_environment(agent_environment, manager, name, tmp_path / name),
+                "GROUP_RANK": str(number),
+                "LOCAL_WORLD_SIZE": "1",
+                "MASTER_ADDR": "127.0.0.1",
+            }
+        environment = {"TORCHELASTIC_RESTART_COUNT": str(attempt)}
+        return start(len(nodes), scenario, tmp_path / "run", *words, of_rank=of_rank, environment=environment)
+
+    return start_on
+
+
+def lose(ranks: Ranks, rank: int, folder: Path) -> None:
+    """The rank's node goes: its trainer and its agent, and with it what is in its memory. Then the other ranks."""
+    ranks.rank[rank].signal(signal.SIGSTOP)  # so that it starts no other agent
+    kill_agent(folder)
+    ranks.kill()
+
+
+@pytest.mark.parametrize("lost", [1, 0], ids=["a node", "rank 0's node"])
+def test_training_goes_on_from_memory_alone_and_ends_bit_for_bit(
+    start_on: StartOn, manager: Manager, agents: Agents, tmp_path: Path, lost: int
+) -> None:
+    """DistributedDataParallel: what is alike on both ranks is stored once, so both need both images."""
+    rendezvous.connect_or_start(agents("n3")).close()  # a spare node
+    manager.until_health("n3", "alive")
+    ranks = start_on(("n1", "n2"), "stay", REACHED)
+    until_replicated(manager, REACHED, ranks=2)
+    lose(ranks, lost, tmp_path / f"n{lost + 1}")
+    assert REACHED not in {snapshot.step for snapshot in zerostall.snapshots(tmp_path / "run")}
+    nodes = ("n1", "n3") if lost == 1 else ("n3", "n2")
+    said = start_on(nodes, "resume", attempt=2).wait()
+    tiers = [re.findall(rf"goes on from {REACHED} (\w+)", text) for text in said]
+    assert tiers == ([["host"], ["replica"]] if lost == 1 else [["replica"], ["host"]]), said
+    assert all("ended bit for bit" in text for text in said)
+
+
+def member(folder: Path, where: Path, rank: int, meeting: m.Meeting | None) -> HandTrainer:
+    """A rank of two, the only one on its node."""
+    nodes = m.Nodes(here=(rank,), host="127.0.0.1", meeting=meeting)
+    trainer = HandTrainer(folder, where, rank=rank, world=2, rules=RULES, nodes=nodes)
+    trainer.channel.send(m.Begin(epoch=1))
+    trainer.lease()
+    return trainer
+
+
+def holders(manager: Manager, run: str, rank: int, step: int) -> set[tuple[str, str]]:
+    """The nodes, and their tiers, that have the image."""
+    link = manager.link()
+    try:
+        located = link.post("whereis", w.WhereIs("nobody", run, rank, step), w.Located)
+    finally:
+        link.close()
+    return {(copy.peer.node, copy.tier) for copy in located.copies}
+
+
+@pytest.mark.parametrize("manager", [QUICK], indirect=True, ids=["quick"])
+def test_what_a_lost_node_had_is_brought_to_where_its_ranks_will_be(
+    manager: Manager, agents: Agents, tmp_path: Path
+) -> None:
+    """A spare node gets it; and so does the node itself, when it is replaced and comes up with nothing."""
+    where = tmp_path / "run"
+    folders = {name: agents(name) for name in ("n1",)}
+    first = member(folders["n1"], where, 0, None)
+    folders["n2"] = agents("n2")
+    second = member(folders["n2"], where, 1, first.welcome.meeting)
+    run = first.welcome.run_id
+    for trainer in (first, second):
+        trainer.seal(5, seed=trainer.rank, epoch=1)
+    manager.until_clean(5)
+    until_replicated(manager, 5, ranks=2)
+    assert {("n1", "host"), ("n2", "replica")} <= holders(manager, run, 0, 5)
+    assert {("n2", "host"), ("n1", "replica")} <= holders(manager, run, 1, 5)
+    found = manager.run()
+    assert found is not None and found.copies == (
+        "n1 → n2, 1 image: another node, no rack or switch is known",
+        "n2 → n1, 1 image: another node, no rack or switch is known",
+    )
+
+    kill_agent(folders["n2"])
+    second.leave()
+    manager.until_health("n2", "lost")
+    wait_until(lambda: (run := manager.run()) is not None and run.waiting, SECONDS)
+    folders["n3"] = agents("n3")
+    rendezvous.connect_or_start(folders["n3"]).close()
+    wait_until(lambda: ("n3", "replica") in holders(manager, run, 1, 5), SECONDS)
+    told = {event.text for event in manager.state().events if event.kind == "prefetch"}
+    assert "to n3: rank 1 will ask for step 5, in place of node n2; its nearest copy is n1's replica" in told
+
+    kill_agent(folders["n3"])
+    manager.until_health("n3", "lost")
+    rendezvous.connect_or_start(agents("n2")).close()
+    wait_until(lambda: ("n2", "replica") in holders(manager, run, 1, 5), SECONDS)
+    told = {event.text for event in manager.state().events if event.kind == "prefetch"}
+    assert "to n2: rank 1 will ask for step 5; its nearest copy is n1's replica" in told
