@@ -13,9 +13,17 @@ from zerostall.errors import CapacityError, DeviceError
 from zerostall.telemetry import log, say_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from zerostall.trainer.state.tensors import Holder
+
+
+def _public_current_stream(ordinal: int) -> int:
+    return torch.cuda.current_stream(ordinal).cuda_stream
+
+
+# What code that torch has compiled asks: a number, where the public function makes an object of Python's first.
+_current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _public_current_stream)
 
 
 class Devices:
@@ -61,7 +69,7 @@ class Devices:
 
     def now(self) -> list[tuple[native.Device, int]]:
         """Each device with the stream that is current in this thread."""
-        return [(device, torch.cuda.current_stream(ordinal).cuda_stream) for ordinal, device in self._open.items()]
+        return [(device, _current_stream(ordinal)) for ordinal, device in self._open.items()]
 
     def get(self, ordinal: int) -> native.Device | None:
         """That one, or None where it is not open."""

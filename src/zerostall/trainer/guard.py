@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -17,7 +17,7 @@ from zerostall.telemetry import say_once
 from zerostall.trainer import storages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from zerostall.core.reading import Claim, Placed
     from zerostall.telemetry import Stats
@@ -53,14 +53,20 @@ class Guard:
         self._flipping: list[Flipping] = []
         me = weakref.ref(self)
 
-        def before_step(*_: object) -> None:
+        def protect() -> None:
             if (guard := me()) is not None:
                 guard.protect()
 
+        # A step that is compiled is traced with its hooks: this one reads clocks and addresses of now.
+        apart = cast("Callable[[], None]", torch.compiler.disable(protect))
+
+        def before_step(*_: object) -> None:
+            if torch.compiler.is_compiling():
+                apart()
+            else:
+                protect()
+
         hooked = [one for one in optimizers if not (policies.offers_flips and self._flips(one))]
-        if hooked:
-            # A step that is compiled is traced with its hooks: this one reads clocks and addresses of now.
-            before_step = torch.compiler.disable(before_step)  # pyright: ignore[reportAssignmentType]
         self._handles = [optimizer.register_step_pre_hook(before_step) for optimizer in hooked]
         policies.flips = bool(self._flipping)
         storages.ask(self)
