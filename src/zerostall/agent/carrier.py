@@ -17,6 +17,7 @@ from zerostall.errors import CorruptError, RunMismatchError, StorageError, Zeros
 from zerostall.flow.carry import Carried, Load, carry
 from zerostall.flow.governor import Gate
 from zerostall.flow.persist import prune
+from zerostall.flow.step_times import StepTimes
 from zerostall.flow.worker import Worker
 from zerostall.telemetry import log
 from zerostall.tiers.remote import RemoteTier
@@ -103,6 +104,7 @@ class Carrier:
         self._hands = ThreadPoolExecutor(AT_ONCE, "upload")
         self._restore_hands = ThreadPoolExecutor(_RESTORE_HANDS, "download")
         self._gate = Gate(governor)
+        self._times = StepTimes()
         store = Store(remote.url, remote.environment, timeout=config.store_timeout())
         self._target = RemoteTier(store, self._hands, self._gate)
         self.tier = RemoteTier(store, self._restore_hands)
@@ -210,8 +212,15 @@ class Carrier:
         if awaited is not None and awaited.ranks.get(rank) == past.created:
             del self._awaited[past.step]
 
+    def saved(self, step: int, created: float) -> None:
+        """Training has come to that step: how long its steps take tells what uploads cost it."""
+        stretch = self._times.saved(step, created)
+        if stretch is not None and (news := self._gate.heed(stretch)):
+            log.info("%s: %s", self.url, news)
+
     def hurry(self) -> None:
         """Nobody trains: the newest step goes now. Unless the last try has failed."""
+        self._times.interrupted()
         if self._failures == 0:
             self._retry_at = 0.0
 
@@ -251,7 +260,8 @@ class Carrier:
             wrong: ZerostallError | None = None
             try:
                 self._require_ours(facts)
-                carried = carry(self._target, trip.load)
+                with self._times.under_way():
+                    carried = carry(self._target, trip.load)
             except ZerostallError as error:
                 wrong = error
             except Exception as error:  # noqa: BLE001 - the images must be let go, and the trainer must hear

@@ -322,6 +322,8 @@ class Run:
         berth.seal(slot, record, wish)
         berth.heard = max(berth.heard, wish.save)
         self.tally.sealed_bytes += record.nbytes
+        if self.carrier is not None and not adopted and berth.rank == min(self.here):
+            self.carrier.saved(record.step, record.created)
         self.trickle.try_again(record.step)
         self.promises.replaced(berth, before)
         self.caller.sealed(berth, record, wish, adopted=adopted)

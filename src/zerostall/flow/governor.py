@@ -8,11 +8,15 @@ import time
 from typing import TYPE_CHECKING
 
 from zerostall.core import bandwidth
+from zerostall.core import effect as effects
 from zerostall.core.bandwidth import Bucket, Traffic
+from zerostall.core.effect import Effect
 from zerostall.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from zerostall.core.effect import Stretch
 
 
 class Governor:
@@ -70,7 +74,6 @@ class Gate:
     """What one run's uploads pass, part by part: at most so many bytes a second, and after what comes first.
 
     Attributes:
-        rate: bytes a second; None for any.
         reason: why a part waits just now; empty when none does.
     """
 
@@ -80,6 +83,9 @@ class Gate:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._bucket: Bucket | None = None
+        self._effect = Effect()
+        self._pacing = threading.Lock()
+        self._passed = time.monotonic()
         self.use(rate)
 
     def use(self, rate: float | None) -> None:
@@ -87,6 +93,11 @@ class Gate:
         with self._lock:
             if self._bucket is None or self._bucket.rate != rate:
                 self._bucket = None if rate is None else Bucket.full(rate, time.monotonic())
+
+    def heed(self, stretch: Stretch) -> str:
+        """Training was seen beside uploads, or without them. Why they go slower or faster from now on, if they do."""
+        before, self._effect = self._effect, effects.heed(self._effect, stretch)
+        return self._effect.reason if self._effect.speed != before.speed else ""
 
     def __call__(self, nbytes: int) -> None:
         """Return when that many bytes may go.
@@ -102,6 +113,10 @@ class Gate:
             if self._bucket is not None:
                 self._bucket, wait = bandwidth.take(self._bucket, nbytes, time.monotonic())
         self._wait(wait, "the rate is bounded")
+        with self._pacing:  # parts come on several threads: what passed since the last one took that long
+            effect = self._effect
+            self._wait(effects.rest(time.monotonic() - self._passed, effect.speed), effect.reason)
+            self._passed = time.monotonic()
         self.reason = ""
 
     def close(self) -> None:
