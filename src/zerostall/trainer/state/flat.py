@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from torch import nn
 
@@ -87,6 +87,11 @@ class FlatShard(torch.Tensor):
 
 class UnfitError(Exception):
     """A flat parameter that cannot be stored as it is; says why."""
+
+
+def members_of(flats: Mapping[int, list[FlatShard]], params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """What an optimizer holds, with the parameters in the place of flat ones, which are known by their ids."""
+    return [member for param in params for member in flats.get(id(param), (param,))]
 
 
 def shards(wrapper: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor, FlatShard]]:

@@ -14,6 +14,7 @@ from zerostall.core.values import TensorRef
 from zerostall.errors import StateError
 from zerostall.trainer.state import tensors
 from zerostall.trainer.state.choice import Choice
+from zerostall.trainer.state.flat import FlatShard, members_of
 from zerostall.trainer.state.refs import ArrayRef, Composite
 from zerostall.trainer.state.tensors import Geometry, Holder
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from zerostall.trainer.state.aim import Aim, Landing
-    from zerostall.trainer.state.flat import FlatShard
     from zerostall.trainer.state.refs import Ref
 
 _LISTED = 20
@@ -182,9 +182,7 @@ class Walk:
 
     def members(self, params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """What an optimizer holds, with the parameters in the place of flat ones."""
-        if not self.flats:
-            return list(params)
-        return [member for param in params for member in self.flats.get(id(param), (param,))]
+        return members_of(self.flats, params)
 
     def finish(self) -> None:
         """Gather what waited for all the others."""

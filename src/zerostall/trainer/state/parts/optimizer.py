@@ -8,6 +8,7 @@ with torch's own `load_state_dict()`; parameters it does not know keep what they
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 import torch
@@ -15,7 +16,7 @@ import torch
 from zerostall import native
 from zerostall.core import names
 from zerostall.trainer.state import tensors
-from zerostall.trainer.state.flat import FlatShard
+from zerostall.trainer.state.flat import FlatShard, members_of
 from zerostall.trainer.state.parts.optimizer_record import GroupRecord, OptimizerRecord, Slots
 from zerostall.trainer.state.parts.options import restore_options
 from zerostall.trainer.state.tree import LiveTree
@@ -112,7 +113,7 @@ class OptimizerPart:
         for held in (self._lists, self._options, self._atoms, self._trees):
             held.clear()
         self._lasting = None
-        self._members = walk.members
+        self._members = partial(members_of, walk.flats)  # not the walk, which knows all parts
         self._name_parameters(walk)
         walk.guard(optimizer)
         walk.watched.append(cast("list[object]", optimizer.param_groups))
