@@ -6,8 +6,8 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <memory>
@@ -17,6 +17,7 @@
 
 #include "capture.hpp"
 #include "device.hpp"
+#include "forks.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -36,12 +37,12 @@ struct Plan {
 // What Python holds of a device; jobs that are under way keep it, but get nothing more done.
 struct Device {
   std::shared_ptr<zs::Device> device;
-  pid_t owner = ::getpid();
+  uint32_t owner = forks();
 
   explicit Device(int ordinal) : device(zs::Device::open(ordinal)) {}
   Device(const Device&) = delete;
   ~Device() {
-    if (::getpid() != owner) {  // a forked child has neither its thread nor a driver
+    if (forks() != owner) {  // a forked child has neither its thread nor a driver
       new std::shared_ptr<zs::Device>(std::move(device));
       return;
     }
@@ -67,14 +68,13 @@ inline std::vector<zs::Training> trainings_of(const Streams& streams, std::vecto
 struct Job {
   std::shared_ptr<zs::Job> job;
   std::vector<nb::object> kept;
-  pid_t owner = ::getpid();
+  uint32_t owner = forks();
 
   Job(std::shared_ptr<zs::Job> started, std::vector<nb::object> keep)
       : job(std::move(started)), kept(std::move(keep)) {}
   Job(const Job&) = delete;
   ~Job() {
-    if (::getpid() !=
-        owner) {  // a forked child has no threads to wait for, nor their locks in a usable state
+    if (forks() != owner) {  // a forked child has no threads to wait for, nor their locks in a usable state
       new std::shared_ptr<zs::Job>(std::move(job));
       return;
     }
@@ -112,15 +112,21 @@ struct JobOf : Job {
 // longer.
 inline constexpr size_t kBrief = 4096;
 
+template <class Begin>
+auto begun(Begin&& begin, bool brief) {
+  std::optional<nb::gil_scoped_release> release;
+  if (!brief) release.emplace();
+  return begin();
+}
+
 template <class T, class Begin>
 void make(JobOf<T>* self, std::vector<nb::object> keep, Begin&& begin, bool brief = false) {
-  std::shared_ptr<T> job;
-  {
-    std::optional<nb::gil_scoped_release> release;
-    if (!brief) release.emplace();
-    job = begin();
-  }
-  new (self) JobOf<T>(std::move(job), std::move(keep));
+  new (self) JobOf<T>(begun(begin, brief), std::move(keep));
+}
+
+template <class T, class Begin>
+std::unique_ptr<JobOf<T>> made(std::vector<nb::object> keep, Begin&& begin, bool brief = false) {
+  return std::make_unique<JobOf<T>>(begun(begin, brief), std::move(keep));
 }
 
 // One a file, in the order in which they build on one another.

@@ -16,11 +16,11 @@ using DeviceTransfer = JobOf<zs::DeviceTransfer>;
 template <class T>
 struct Owned {
   std::shared_ptr<T> held;
-  pid_t owner = ::getpid();
+  uint32_t owner = forks();
   explicit Owned(std::shared_ptr<T> one) : held(std::move(one)) {}
   Owned(const Owned&) = delete;
   ~Owned() {
-    if (::getpid() != owner) {
+    if (forks() != owner) {
       new std::shared_ptr<T>(std::move(held));
       return;
     }

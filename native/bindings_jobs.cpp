@@ -25,6 +25,29 @@ zs::Pieces pieces_of(nb::handle indexes) {
   return std::make_shared<const std::vector<uint32_t>>(std::move(numbers));
 }
 
+// What all captures of one survey have in common, told once: to take so many words from Python at each save
+// takes longer than to begin a capture.
+struct CaptureOrder {
+  nb::object pool, sources;
+  std::shared_ptr<const zs::Plan> plan;
+  zs::Pieces at_once;
+  int announce;
+
+  std::unique_ptr<Capture> begin(uint64_t image) const {
+    auto& tensors = nb::cast<zs::Tensors&>(sources);
+    if (!tensors.refresh().empty()) return nullptr;
+    zs::Arrays arrays = tensors.sources();
+    const auto& workers = nb::cast<const zs::Pool&>(pool);
+    return made<zs::Capture>(
+        {pool, sources},
+        [&] {
+          return zs::Capture::begin(workers, plan, std::move(arrays), pointer<std::byte>(image), at_once,
+                                    announce, {}, UINT64_MAX, true);
+        },
+        at_once->size() < kBrief);
+  }
+};
+
 void bind_copies(nb::module_& m) {
   nb::class_<Pieces>(m, "Pieces", "Indexes of pieces, kept so that nobody needs to read them again.")
       .def(
@@ -160,6 +183,19 @@ void bind_copies(nb::module_& m) {
             return samples;
           },
           "Offset in the image, size and CRC-32C of what the device looked at of its sources, when done.");
+
+  nb::class_<CaptureOrder>(m, "CaptureOrder",
+                           "Captures of the same tensors, all in host memory, time and again.")
+      .def(
+          "__init__",
+          [](CaptureOrder* self, nb::object pool, const Plan& plan, nb::object sources, const Pieces& at_once,
+             int announce) { new (self) CaptureOrder{pool, sources, plan.plan, at_once.pieces, announce}; },
+          "pool"_a, "plan"_a, "sources"_a, nb::kw_only(), "at_once"_a, "announce"_a = -1,
+          nb::sig("def __init__(self, pool: Pool, plan: Plan, sources: Tensors, *, at_once: Pieces, "
+                  "announce: int = -1) -> None"))
+      .def("begin", &CaptureOrder::begin, "image"_a, nb::sig("def begin(self, image: int) -> Capture | None"),
+           "A capture that is held, into the image at that address, after sources.refresh(); None where that "
+           "found some that are no longer what they were.");
 
   nb::class_<Scatter, Job>(m, "Scatter", "Image to tensors.")
       .def(

@@ -1,5 +1,6 @@
 #include "bindings.hpp"
 #include "block.hpp"
+#include "error.hpp"
 #include "huge_pages.hpp"
 #include "tensors.hpp"
 #include "watch.hpp"
@@ -17,6 +18,35 @@ int clear_watch(PyObject* self) {
   if (nb::inst_ready(self)) nb::inst_ptr<zs::Watch>(self)->drop();
   return 0;
 }
+
+// Watches and blocks, kept and asked together.
+class Still {
+ public:
+  explicit Still(nb::iterable items) {
+    for (nb::handle item : items) {
+      kept_.push_back(nb::borrow(item));
+      if (nb::isinstance<zs::Block>(item))
+        blocks_.push_back(nb::inst_ptr<zs::Block>(item));
+      else if (nb::isinstance<zs::Watch>(item))
+        watches_.push_back(nb::inst_ptr<zs::Watch>(item));
+      else
+        throw zs::Error(zs::Kind::usage, "only blocks and watches tell whether they are still the same");
+    }
+  }
+  bool same() {
+    for (const zs::Block* block : blocks_) block->fetch();
+    for (zs::Watch* watch : watches_)
+      if (!watch->same()) return false;
+    for (const zs::Block* block : blocks_)
+      if (!block->same()) return false;
+    return true;
+  }
+
+ private:
+  std::vector<nb::object> kept_;
+  std::vector<const zs::Block*> blocks_;
+  std::vector<zs::Watch*> watches_;
+};
 
 PyType_Slot watch_slots[] = {
     {Py_tp_traverse, reinterpret_cast<void*>(traverse_watch)},
@@ -41,7 +71,12 @@ void bind_tensors(nb::module_& m) {
       .def("same", &zs::Watch::same,
            "Is every key, value and element the very object it was? A plain number, string or None may have "
            "become "
-           "another of its type.");
+           "another of its type.")
+      .def(
+          "untouched", &zs::Watch::untouched,
+          "Has none been written to since renew()? Then all plain values are the same, too. Also false where "
+          "that cannot be told.")
+      .def("renew", &zs::Watch::renew, "Begin anew to look for what is written to.");
 
   nb::class_<zs::Block>(m, "Block",
                         "What lay in some memory, to tell whether it still does. Keeps nothing alive.")
@@ -55,6 +90,11 @@ void bind_tensors(nb::module_& m) {
           "Without `nbytes` all of a block that the heap has given.")
       .def("__len__", &zs::Block::size)
       .def("same", &zs::Block::same);
+
+  nb::class_<Still>(m, "Still", "Blocks and watches that are asked together.")
+      .def(nb::init<nb::iterable>(), "items"_a,
+           nb::sig("def __init__(self, items: collections.abc.Iterable[Block | Watch]) -> None"))
+      .def("same", &Still::same, "Is each the same?");
 
   nb::class_<zs::Tensors>(m, "Tensors",
                           "Tensors or numpy arrays, in the order of a plan's pieces; keeps them alive.")

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "error.hpp"
+#include "forks.hpp"
 
 namespace zs {
 namespace {
@@ -57,7 +58,7 @@ Device::Device(int ordinal)
       vram_(std::make_shared<Vram>(context_)),
       ordered_(!without("order")),
       guarded_(!without("guard")),
-      owner_(::getpid()) {
+      owner_(forks()) {
   const cuda::Context::Current current(*context_);
   try {
     int least = 0, greatest = 0;
@@ -81,7 +82,7 @@ Device::Device(int ordinal)
 }
 
 Device::~Device() {
-  if (::getpid() != owner_) return;  // a forked child has no driver
+  if (forks() != owner_) return;  // a forked child has no driver
   try {
     const cuda::Context::Current current(*context_);
     destroy();

@@ -140,7 +140,7 @@ class Device : public std::enable_shared_from_this<Device> {
   Forecast forecast_;
   std::chrono::steady_clock::time_point moved_{};  // when something landed last
   std::thread* thread_ = nullptr;
-  const pid_t owner_;
+  const uint32_t owner_;  // as forks() says
 };
 
 }  // namespace zs

@@ -21,8 +21,8 @@ constexpr size_t kMostWords = 64;
 
 // Odd numbers, so that a change of one word always changes the sum of products; changes of several words that
 // cancel out are as likely as for any good hash of 64 bits.
-constexpr std::array<uint64_t, 2 * kMostWords> kFactors = [] {
-  std::array<uint64_t, 2 * kMostWords> result{};
+constexpr std::array<uint64_t, kMostWords> kFactors = [] {
+  std::array<uint64_t, kMostWords> result{};
   uint64_t state = 0x5A45524F5354414C;
   for (uint64_t& factor : result) {
     state += 0x9E3779B97F4A7C15;
@@ -98,7 +98,6 @@ void count_up(PyObject* tensor) {
 uint64_t Imprint::sum() const {
   uint64_t result = 0;
   for (size_t k = 0; k < impl_words_; ++k) result += word(impl_, 8 * k) * kFactors[k];
-  for (size_t k = 0; k < storage_words_; ++k) result += word(storage_, 8 * k) * kFactors[kMostWords + k];
   return result;
 }
 
@@ -113,11 +112,10 @@ bool Imprint::take(PyObject* tensor, const void* shape, int64_t version) {
   // A shape of many dimensions is kept elsewhere.
   if (number(shape) < number(impl) || number(shape) >= number(impl) + impl_words * 8) return false;
   const auto storage = reinterpret_cast<const std::byte*>(word(impl, places_.storage));
-  const size_t storage_words = words_of(storage);
-  if (storage_words == 0 || storage_words > kMostWords) return false;
+  if (words_of(storage) * 8 <= places_.data) return false;
   storage_ = storage;
+  data_ = reinterpret_cast<const std::byte*>(word(storage, places_.data));
   impl_words_ = static_cast<uint8_t>(impl_words);
-  storage_words_ = static_cast<uint8_t>(storage_words);
   counter_ = nullptr;
   if (version >= 0) {
     counter_ = reinterpret_cast<const std::byte*>(word(impl, places_.counter));
@@ -126,7 +124,6 @@ bool Imprint::take(PyObject* tensor, const void* shape, int64_t version) {
   }
   impl_ = impl;
   sum_ = sum();
-  memory_ = memory();
   return true;
 }
 

@@ -10,12 +10,13 @@ struct _object;  // PyObject
 
 namespace zs {
 
-// Address, shape, strides, type and device of a tensor are written in two blocks of memory, the tensor's and
-// its storage's, and its version counter is a third. Where all bytes of the first two are what they were when
-// torch was asked, its answer would be the same, whatever the bytes mean; so nothing of torch's layout is
-// assumed but which words lead from one to the next and where the counter's number is. That is found by
-// experiment, once a process, on tensors made for it (see learn()); where an experiment comes out otherwise
-// than expected, no imprint is ever taken, and torch is asked each time as before.
+// Shape, strides, type, device and place in its storage are written in one block of memory, the tensor's; the
+// storage's says where that begins, and the version counter is a third. Where all bytes of the first, and the
+// address in the second, are what they were when torch was asked, its answer would be the same, whatever the
+// bytes mean; so nothing of torch's layout is assumed but which words lead from one to the next, and where
+// the address and the counter's number are. That is found by experiment, once a process, on tensors made for
+// it (see learn()); where an experiment comes out otherwise than expected, no imprint is ever taken, and
+// torch is asked each time as before.
 //
 // No block is read but through a pointer that was just seen in its owner: what it points to lives.
 //
@@ -30,10 +31,7 @@ class Imprint {
   bool taken() const { return impl_ != nullptr; }
 
   // Whether torch would say of address, shape, strides, type and device what it said at take() of the tensor.
-  bool same(const _object* tensor) const {
-    return taken() && leads(tensor, places_.impl, impl_) && leads(impl_, places_.storage, storage_) &&
-           sum() == sum_;
-  }
+  bool same(const _object* tensor) const { return in_place(tensor) && sum() == sum_; }
   // Whether the version counter is where it was, so that version() reads this tensor's.
   bool counted(const _object* tensor) const {
     return taken() && counter_ != nullptr && leads(tensor, places_.impl, impl_) &&
@@ -42,7 +40,7 @@ class Imprint {
   // Whether it has the storage it had, and that the memory it had: an exchange in place changes no counter.
   bool in_place(const _object* tensor) const {
     return taken() && leads(tensor, places_.impl, impl_) && leads(impl_, places_.storage, storage_) &&
-           memory() == memory_;
+           leads(storage_, places_.data, data_);
   }
   int64_t version() const {
     return __atomic_load_n(reinterpret_cast<const uint32_t*>(counter_ + places_.version), __ATOMIC_RELAXED);
@@ -56,7 +54,7 @@ class Imprint {
     if (!taken()) return;
     prefetch(address(tensor, places_.impl));
     prefetch(impl_, 0, impl_words_ * 8u - 1);
-    prefetch(storage_, 0, storage_words_ * 8u - 1);
+    prefetch(storage_ + places_.data);
     if (counter_ != nullptr) prefetch(counter_ + places_.version);
   }
   [[gnu::always_inline]] void fetch_counter(const _object* tensor) const {
@@ -85,11 +83,6 @@ class Imprint {
     return *reinterpret_cast<const std::byte* const*>(address(block, place)) == to;
   }
   uint64_t sum() const;
-  // Of the address of the storage's memory what there is room for: another one is told but once in 2^32.
-  uint32_t memory() const {
-    const auto data = *reinterpret_cast<const uint64_t*>(address(storage_, places_.data));
-    return static_cast<uint32_t>((data * 0x9E3779B97F4A7C15) >> 32);
-  }
 
   static Places places_;
   static Learning learning_;
@@ -97,9 +90,9 @@ class Imprint {
   const std::byte* impl_ = nullptr;
   const std::byte* storage_ = nullptr;
   const std::byte* counter_ = nullptr;
+  const std::byte* data_ = nullptr;  // the storage's memory
   uint64_t sum_ = 0;
-  uint32_t memory_ = 0;
-  uint8_t impl_words_ = 0, storage_words_ = 0;
+  uint8_t impl_words_ = 0;
 };
 
 }  // namespace zs

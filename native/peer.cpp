@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "error.hpp"
+#include "forks.hpp"
 
 namespace zs {
 namespace {
@@ -82,7 +83,7 @@ std::string Vault::handle() const {
 }
 
 Peer::Peer(std::shared_ptr<cuda::Context> context, const std::string& handle)
-    : context_(std::move(context)), owner_(::getpid()) {
+    : context_(std::move(context)), owner_(forks()) {
   CUipcMemHandle opened{};
   if (handle.size() != sizeof(opened.reserved)) throw Error(Kind::usage, "that is no handle of memory");
   std::memcpy(opened.reserved, handle.data(), sizeof(opened.reserved));
@@ -96,7 +97,7 @@ CUdeviceptr Peer::at() const {
 }
 
 void Peer::close() noexcept {
-  if (at_ == 0 || ::getpid() != owner_) return;  // a forked child has no driver
+  if (at_ == 0 || forks() != owner_) return;  // a forked child has no driver
   try {
     const cuda::Context::Current current(*context_);
     cuda::driver().cuIpcCloseMemHandle(std::exchange(at_, 0));

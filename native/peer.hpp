@@ -59,7 +59,7 @@ class Peer {
  private:
   const std::shared_ptr<cuda::Context> context_;
   CUdeviceptr at_ = 0;
-  const pid_t owner_;
+  const uint32_t owner_;  // as forks() says
 };
 
 // Free and total bytes.

@@ -10,6 +10,7 @@
 #include <cerrno>
 
 #include "error.hpp"
+#include "forks.hpp"
 
 namespace zs {
 
@@ -149,7 +150,7 @@ void Workers::shut() {
   ring_in(std::chrono::nanoseconds(1));
 }
 
-Pool::Pool(const std::string& name, unsigned threads, bool awaited) : count_(threads), owner_(::getpid()) {
+Pool::Pool(const std::string& name, unsigned threads, bool awaited) : count_(threads), owner_(forks()) {
   if (threads == 0) throw Error(Kind::usage, "a pool needs at least one thread");
   workers_ = new std::shared_ptr<Workers>(std::make_shared<Workers>());
   threads_ = new std::vector<std::thread>();
@@ -177,20 +178,20 @@ Pool::Pool(const std::string& name, unsigned threads, bool awaited) : count_(thr
 }
 
 const std::shared_ptr<Workers>& Pool::workers() const {
-  if (::getpid() != owner_)
+  if (forks() != owner_)
     throw Error(Kind::usage, "the pool's threads are in the process that forked this one");
   return *workers_;
 }
 
 void Pool::close() {
-  if (::getpid() != owner_) return;
+  if (forks() != owner_) return;
   (*workers_)->shut();
   for (std::thread& thread : *threads_) thread.join();
   threads_->clear();
 }
 
 Pool::~Pool() {
-  if (::getpid() != owner_) return;
+  if (forks() != owner_) return;
   close();
   delete workers_;
   delete threads_;

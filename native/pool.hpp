@@ -76,7 +76,7 @@ class Pool {
   std::shared_ptr<Workers>* workers_;
   std::vector<std::thread>* threads_;
   unsigned count_;
-  pid_t owner_;
+  uint32_t owner_;  // as forks() says
 };
 
 }  // namespace zs

@@ -95,7 +95,7 @@ Watch::Watch(const std::vector<PyObject*>& containers) {
           hold(key);
           hold(value);
         }
-        if (has_tags()) containers_.back().tag = tag_of(container);
+        if (has_tags()) containers_.back().tag = containers_.back().renewed = tag_of(container);
       } else {
         for (Py_ssize_t k = 0; k < PyList_Size(container); ++k) hold(PyList_GetItem(container, k));
       }
@@ -126,6 +126,18 @@ bool Watch::same() {
     next = container.end;
   }
   return true;
+}
+
+bool Watch::untouched() const {
+  return has_tags() && std::all_of(containers_.begin(), containers_.end(), [](const Container& container) {
+           return container.is_dict && tag_of(container.object) == container.renewed;
+         });
+}
+
+void Watch::renew() {
+  if (!has_tags()) return;
+  for (Container& container : containers_)
+    if (container.is_dict) container.renewed = tag_of(container.object);
 }
 
 bool Watch::same_items(const Container& container, size_t next) const {

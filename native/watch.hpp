@@ -19,6 +19,10 @@ class Watch {
   ~Watch();
 
   bool same();
+  // Whether no container was written to since renew(), or since the beginning: what it holds is the very
+  // same, plain values too. Also false where that cannot be told.
+  bool untouched() const;
+  void renew();
 
   // For Python's collector of cycles: every object held, until `visit` returns other than 0; and letting go
   // of all.
@@ -29,8 +33,9 @@ class Watch {
   struct Container {
     _object* object;
     bool is_dict;
-    size_t end;  // of its items in items_
-    uint64_t tag = 0;
+    size_t end;            // of its items in items_
+    uint64_t tag = 0;      // as same() saw it, all items being the same
+    uint64_t renewed = 0;  // as renew() saw it
   };
 
   void hold(_object* item);

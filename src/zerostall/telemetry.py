@@ -24,6 +24,7 @@ class Fallback:
 
 _said: dict[str, Fallback] = {}
 _MOST_TOLD = 32
+_MOST_KEPT = 10_000
 
 
 def say_once(key: str, message: str, *values: object, level: int = logging.WARNING) -> bool:
@@ -95,11 +96,15 @@ class Stats:
     _untold: deque[float] = field(default_factory=lambda: deque(maxlen=1000), repr=False)
 
     def record_call(self, seconds: float) -> None:
-        _keep_last(self.call_seconds, seconds)
+        samples = self.call_seconds  # within a save, where each function of Python's takes a microsecond
+        samples.append(seconds)
+        if len(samples) > 2 * _MOST_KEPT:
+            _keep_last(samples)
         self._untold.append(seconds)
 
     def record_guard(self, seconds: float) -> None:
-        _keep_last(self.guard_seconds, seconds)
+        self.guard_seconds.append(seconds)
+        _keep_last(self.guard_seconds)
         self._untold.append(seconds)
 
     def take_stalls(self) -> tuple[float, ...]:
@@ -107,13 +112,14 @@ class Stats:
         return tuple(self._untold.popleft() for _ in range(len(self._untold)))
 
     def record_free(self, seconds: float) -> None:
-        _keep_last(self.free_seconds, seconds)
+        self.free_seconds.append(seconds)
+        _keep_last(self.free_seconds)
 
     def record_drain(self, seconds: float) -> None:
-        _keep_last(self.drain_seconds, seconds)
+        self.drain_seconds.append(seconds)
+        _keep_last(self.drain_seconds)
 
 
-def _keep_last(samples: list[float], value: float, most: int = 10_000) -> None:
-    samples.append(value)
-    if len(samples) > 2 * most:
-        del samples[:-most]
+def _keep_last(samples: list[float]) -> None:
+    if len(samples) > 2 * _MOST_KEPT:
+        del samples[:-_MOST_KEPT]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from unit.native_images import checksums_of, plan_of, raw
-from zerostall.native import Capture, Pool, Scatter, Segment, Tensors
+from zerostall.native import Capture, CaptureOrder, Pieces, Pool, Scatter, Segment, Tensors
 
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
@@ -205,6 +205,26 @@ def test_at_once_pieces_are_copied_before_the_constructor_returns() -> None:
     capture.wait()
     assert bytes(segment.view(0, plan.nbytes)) == expected
     assert capture.checksums == checksums_of(expected, 1 << 20)
+
+
+def test_one_order_takes_what_the_tensors_hold_at_each_turn_until_they_are_others(pool: Pool) -> None:
+    tensors = [torch.zeros(700_000), torch.zeros(10)]
+    plan, _ = plan_of(tensors, chunk_bytes=1 << 20)
+    segment = Segment("test", plan.nbytes)
+    order = CaptureOrder(pool, plan, Tensors(tensors, [True, False]), at_once=Pieces([1]))
+    for value in (1.0, 2.0):
+        tensors[0].data = torch.full_like(tensors[0], value)  # other memory each time
+        tensors[1].fill_(value)
+        capture = order.begin(segment.address)
+        assert capture is not None
+        tensors[1].zero_()
+        capture.start()
+        capture.wait()
+        expected = plan_of([torch.full_like(tensor, value) for tensor in tensors])[1]
+        assert bytes(segment.view(0, plan.nbytes)) == expected
+        assert capture.checksums == checksums_of(expected, 1 << 20)
+    tensors[0].resize_(5)
+    assert order.begin(segment.address) is None
 
 
 def test_a_job_tells_when_it_is_done(pool: Pool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerostall.native import Watch
+from zerostall.native import Block, Still, Watch
 
 Change = Callable[[dict], object]
 
@@ -82,3 +83,44 @@ def test_it_says_what_a_look_at_every_item_says(moves: list[tuple[int, str, int]
             for one, other in zip(held, then, strict=True)
         )
         assert watch.same() == expected
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_was_written_to_is_told_until_it_is_taken_for_untouched_again(change: Change) -> None:
+    held = {"a": object(), "n": 1, "t": None}
+    watch = Watch([{}, held])
+    if not watch.untouched():
+        pytest.skip("this Python does not say which dicts were written to")
+    change(held)
+    assert not watch.untouched()
+    assert not watch.untouched()
+    watch.renew()
+    assert watch.untouched()
+
+
+def test_a_plain_value_of_the_same_type_is_the_same_and_yet_written() -> None:
+    held = {"lr": 0.1}
+    watch = Watch([held])
+    held["lr"] = 0.2
+    assert watch.same()
+    assert not watch.untouched()
+
+
+def test_a_list_never_says_that_it_is_untouched() -> None:
+    assert not Watch([[1]]).untouched()
+
+
+def test_still_is_what_every_block_and_every_watch_says() -> None:
+    memory = array("B", bytes(100))
+    held: dict[str, object] = {"a": object()}
+    still = Still([Block(memory.buffer_info()[0], 100), Watch([held])])
+    assert still.same()
+    memory[99] = 1
+    assert not still.same()
+    memory[99] = 0
+    assert still.same()
+    held["a"] = object()
+    assert not still.same()
+    assert Still([]).same()
+    with pytest.raises(ValueError, match="only blocks and watches"):
+        Still([held])  # pyright: ignore[reportArgumentType]

@@ -52,6 +52,17 @@ def test_what_is_read_is_what_the_generators_say() -> None:
         assert before is not after
 
 
+def test_generators_that_nobody_uses_are_told_all_at_once() -> None:
+    random.gauss(0, 1)
+    random.gauss(0, 1)  # none is left in stock
+    np.random.seed(3)
+    check()
+    if isinstance(rng._torch.block, native.Block):
+        assert rng._all_still.same()
+    np.random.rand()
+    assert not rng._all_still.same()
+
+
 def test_numpy_may_be_given_another_generator() -> None:
     old = np.random.get_bit_generator()
     try:

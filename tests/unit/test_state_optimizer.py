@@ -12,6 +12,7 @@ from torch import nn
 
 from state_trip import bits, load, names, restore, same, save
 from zerostall.errors import MismatchError, StateError
+from zerostall.trainer.state import State
 from zerostall.trainer.state.parts.optimizer_record import OptimizerRecord
 
 OPTIMIZERS: dict[str, Callable[[list], torch.optim.Optimizer]] = {
@@ -205,6 +206,31 @@ def test_parameters_are_matched_by_name_whatever_their_order_and_groups(stepped:
     assert group["eps"] == 1e-8, "all groups agreed on it"
     assert (group["lr"], group["weight_decay"]) == (0.125, 0), "they differed"
     assert [word for word in ("lr", "weight_decay") if any(f"option {word} " in w for w in report.warnings)]
+
+
+def test_options_are_those_of_the_moment_however_they_were_changed() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    state = State({"model": model, "optimizer": optimizer}, rng=False)
+    survey = state.survey()
+    group = optimizer.param_groups[0]
+    for change in (
+        dict,
+        lambda: group.update(lr=0.25),
+        lambda: group.update(lr=0.5),
+        lambda: group.update(nesterov=True),
+        dict,
+        lambda: setattr(optimizer, "param_groups", [dict(group, lr=0.125)]),
+    ):
+        before = state.values(survey)
+        told = bytes(before.encode())
+        change()
+        if not state.fits(survey):
+            survey = state.survey()
+        now = bytes(state.values(survey).encode())
+        assert bytes(before.encode()) == told
+        assert now == bytes(State({"model": model, "optimizer": optimizer}, rng=False).observe(None)[1].encode())
+        assert (now == told) == (change is dict)
 
 
 def test_groups_keep_their_options_when_they_change_places() -> None:

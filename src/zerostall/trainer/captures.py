@@ -130,6 +130,7 @@ class Captures:
         self._straightened = Straightened(())
         self._at_once = native.Pieces(())
         self._plan: native.Plan | None = None
+        self._order: native.CaptureOrder | None = None  # what captures of a state all in host memory have in common
         self._coarse_plan: native.Plan | None = None
         self._finite: FiniteCheck | None = None
 
@@ -166,8 +167,21 @@ class Captures:
         self.pool.close()
 
     def _begin(self, survey: Survey, slot: int) -> Taken:
-        memory, sources, plan = self._shelf.memory, self._sources, self._plan
-        assert memory is not None and sources is not None and plan is not None
+        memory, sources, order = self._shelf.memory, self._sources, self._order
+        assert memory is not None and sources is not None
+        if order is None or self._lockers.wanted:
+            return self._begin_on_devices(survey, slot, memory, sources)
+        if self._policies.asked == "auto":
+            self._policies.judge(survey.layout.nbytes)
+        values = self._state.values(survey)
+        capture = order.begin(memory.address(slot))
+        if capture is None:
+            raise _Changed
+        return Taken(slot, survey.layout, capture, sources, values, self.devices, memory, self._finite, self._checks)
+
+    def _begin_on_devices(self, survey: Survey, slot: int, memory: Memory, sources: native.Tensors) -> Taken:
+        plan = self._plan
+        assert plan is not None
         straightened, policies, devices = self._straightened, self._policies, self.devices
         if sources.refresh() or (straightened.indexes and not straightened.fits()):
             raise _Changed
@@ -233,6 +247,11 @@ class Captures:
             self.pool.close()
             self.pool = native.Pool("copy", threads)
         self._plan, self._coarse_plan, self._runs = plan_of(layout), None, ()
+        self._order = None
+        if not self._on_devices:
+            self._order = native.CaptureOrder(
+                self.pool, self._plan, self._sources, at_once=self._at_once, announce=self._announce
+            )
         self._survey = survey
         log.info(
             "planned %d tensors, %d bytes an image, in %.3f s",
@@ -294,18 +313,12 @@ class Captures:
         self._await_slot("the agent's first grant")
 
     def _take_slot(self, when_busy: WhenBusy) -> int | None:
-        condition = self._condition
-        condition.acquire()  # not `with`, which would call two functions of Python's
-        try:
-            slot = self._shelf.take()
-        finally:
-            condition.release()
+        slot = self._shelf.take()
         if slot is not None or when_busy == "skip":
             return slot
         self._settle()
         self._await_slot("a free slot: an older snapshot is still on its way to disk")
-        with self._condition:
-            return self._shelf.take()
+        return self._shelf.take()
 
     def _await_slot(self, what: str) -> None:
         """Wait until a slot is granted.

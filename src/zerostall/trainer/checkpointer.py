@@ -11,6 +11,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
+from zerostall import native
 from zerostall.config import Frozen, IfExists, Policy, WhenBusy, runtime_dir, umask
 from zerostall.core.roll import Save
 from zerostall.errors import AgentError, WaitTimeoutError, ZerostallError
@@ -176,7 +177,7 @@ class Checkpointer:
         self._closed = False
         self._turn = threading.RLock()  # of threads that save or restore
         self._inside = False
-        self._pid = os.getpid()
+        self._pid, self._forks = os.getpid(), native.forks()
 
         def connect(nodes: m.Nodes | None) -> Link:
             hello = m.Hello(
@@ -247,10 +248,12 @@ class Checkpointer:
             StateError: the state has come to hold something that could not be restored; names it.
             CapacityError: the agent's budget is too small for the state.
         """
-        if self._closed or self._pid != os.getpid():
+        if self._closed or self._forks != native.forks():
             self._require_open()
         with self._turn:
-            self._enter("save")
+            if self._closed or self._inside:
+                self._refuse("save")
+            self._inside = True
             try:
                 return self._saves.save(step, metric, pin, if_exists, when_busy)
             finally:
@@ -342,7 +345,9 @@ class Checkpointer:
         request = restoring.Request(step, required, asked)
         self._require_open()
         with self._turn:
-            self._enter("restore")
+            if self._closed or self._inside:
+                self._refuse("restore")
+            self._inside = True
             try:
                 return self._restore(request)
             finally:
@@ -377,7 +382,7 @@ class Checkpointer:
         """
         if self._closed:
             return
-        if self._pid != os.getpid():
+        if self._forks != native.forks():
             self._closed = True  # a forked child has none of the threads; the parent goes on
             return
         deadline = time.monotonic() + timeout
@@ -421,21 +426,18 @@ class Checkpointer:
 
     # -------------------------------------------------------------------------------------------------- checks
 
-    def _enter(self, verb: str) -> None:
-        """Begin to save or restore; the caller has the turn, and sets `_inside` back."""
-        if self._closed:
-            self._require_open()  # while it waited for its turn
-        if self._inside:
-            raise RuntimeError(
-                f"{verb}() was called while this very thread saves or restores: by a state_dict() or load_state_dict() "
-                "of the state, or by a signal's handler (for those, there is preempt=...)"
-            )
-        self._inside = True
+    def _refuse(self, verb: str) -> None:
+        """It was closed while the caller waited for its turn, or the caller has the turn already."""
+        self._require_open()
+        raise RuntimeError(
+            f"{verb}() was called while this very thread saves or restores: by a state_dict() or load_state_dict() "
+            "of the state, or by a signal's handler (for those, there is preempt=...)"
+        )
 
     def _require_open(self) -> None:
         if self._closed:
             raise ValueError("this checkpointer is closed")
-        if self._pid != os.getpid():
+        if self._forks != native.forks():
             raise ValueError(f"this checkpointer belongs to process {self._pid}; a forked child needs its own")
 
 
@@ -445,7 +447,7 @@ def _close_at_exit(owner: Checkpointer):
 
     def close() -> None:
         checkpointer = reference()
-        if checkpointer is None or checkpointer._closed or checkpointer._pid != os.getpid():
+        if checkpointer is None or checkpointer._closed or checkpointer._forks != native.forks():
             return
         print("zerostall: waiting for the last snapshot to reach the disk", file=sys.stderr)
         try:

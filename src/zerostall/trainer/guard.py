@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 import weakref
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
+from zerostall import native
 from zerostall.core.reading import Flipping
 from zerostall.telemetry import say_once
 from zerostall.trainer import storages
@@ -48,7 +48,7 @@ class Guard:
         self._policies = policies
         self._stats = stats
         self._sealer = sealer
-        self._pid = os.getpid()
+        self._forks = native.forks()
         self.flight: Flight | None = None
         self._flipping: list[Flipping] = []
         me = weakref.ref(self)
@@ -115,7 +115,7 @@ class Guard:
 
     def busy(self) -> bool:
         """See `storages.Reader`."""
-        return self.flight is not None and self._pid == os.getpid()
+        return self.flight is not None and self._forks == native.forks()
 
     def let_exchange(self, storage: torch.UntypedStorage) -> None:
         """See `storages.Reader`.
@@ -135,7 +135,7 @@ class Guard:
     def pending(self) -> Mapping[tuple[int, int], int] | None:
         """See `zerostall.core.reading.Reader`."""
         self.look_back()
-        if self.flight is None or self._pid != os.getpid():
+        if self.flight is None or self._forks != native.forks():
             return None
         if self._policies.choice.policy != "flip":
             return {}
@@ -152,7 +152,7 @@ class Guard:
 
     def _let_go(self, left: Sequence[Placed], kept: Sequence[Placed]) -> None:
         flight = self.flight
-        if flight is None or self._pid != os.getpid():
+        if flight is None or self._forks != native.forks():
             return  # in a forked child nothing is saved
         self._stats.record_free(time.perf_counter() - flight.begun)
         entries = flight.taken.layout.entries

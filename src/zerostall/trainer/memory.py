@@ -97,12 +97,17 @@ class Shelf:
         return self._grant.locker, self._grant.place
 
     def take(self) -> int | None:
-        """The slot to capture into now, if one is granted. Caller holds the condition."""
-        memory = self.memory
-        if memory is None or memory.granted is None:
-            return None
-        slot, memory.granted, memory.capturing = memory.granted, None, memory.granted
-        return slot
+        """The slot to capture into now, if one is granted."""
+        condition = self._condition
+        condition.acquire()  # not `with`, which would call two functions of Python's
+        try:
+            memory = self.memory
+            if memory is None or memory.granted is None:
+                return None
+            slot, memory.granted, memory.capturing = memory.granted, None, memory.granted
+            return slot
+        finally:
+            condition.release()
 
     def put_back(self, slot: int) -> None:
         """The slot that was taken was not used after all."""

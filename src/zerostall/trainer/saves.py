@@ -185,8 +185,10 @@ class Saves:
 
 
 def _settle(guard: Guard, sealer: Sealer, timeout: float = TOLD_SECONDS) -> None:
-    guard.protect()
-    sealer.settle(min(timeout, TOLD_SECONDS))
+    if guard.flight is not None:
+        guard.protect()
+    if sealer.landed < sealer.brought:
+        sealer.settle(min(timeout, TOLD_SECONDS))
 
 
 def _dirty(ledger: Ledger, flight: Flight, error: ZerostallError) -> None:

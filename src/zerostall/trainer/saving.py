@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from zerostall.errors import ReplacedError, WaitTimeoutError, ZerostallError
 
 if TYPE_CHECKING:
@@ -32,10 +34,7 @@ class Desk:
     reported: Callable[[ZerostallError], None] = lambda error: None
 
 
-_NO_ERRORS: dict[str, ZerostallError] = {}
-
-
-class Saving:
+class Saving(msgspec.Struct, eq=False, weakref=True):
     """The progress of one save.
 
     Attributes:
@@ -45,16 +44,13 @@ class Saving:
             out later that another one has skipped the step.
     """
 
-    __slots__ = ("__weakref__", "_desk", "_errors", "_replaces", "_tiers", "created", "skipped", "step")
-
-    def __init__(self, step: int, desk: Desk, created: float = 0.0, skipped: str = "") -> None:
-        self.step = step
-        self.created = created
-        self.skipped = skipped
-        self._desk = desk
-        self._replaces = False  # the ledger's: was there one of this number before?
-        self._tiers: frozenset[str] = frozenset()
-        self._errors = _NO_ERRORS  # never changed, but replaced
+    step: int
+    _desk: Desk
+    created: float = 0.0
+    skipped: str = ""
+    _replaces: bool = False  # the ledger's: was there one of this number before?
+    _tiers: frozenset[str] = frozenset()
+    _errors: dict[str, ZerostallError] = {}  # never changed, but replaced
 
     @property
     def tiers(self) -> frozenset[str]:

@@ -36,6 +36,10 @@ class Sealer:
 
     Its thread sleeps until a capture is done and says so through `announce`: `save` itself wakes nobody, so that no
     thread competes with training for the interpreter while a step begins.
+
+    Attributes:
+        brought: how many flights it was given.
+        landed: of how many of these the agent has been told.
     """
 
     def __init__(
@@ -55,8 +59,8 @@ class Sealer:
         self._flights: deque[Flight] = deque()
         self._spent: deque[Flight] = deque()
         self._told = threading.Condition()
-        self._sealing = 0  # flights that were brought here, and
-        self._landed = 0  # that the agent has been told of
+        self.brought = 0
+        self.landed = 0
         self._followers: list[tuple[int, m.Message]] = []  # what it is told after so many flights
         self._doubted: Flight | None = None  # sealed, but an operation may have been under way
         self._closing = False
@@ -67,7 +71,7 @@ class Sealer:
     def seal(self, flight: Flight) -> None:
         """Finish a flight as soon as its capture, which announces its end here, is done."""
         self._flights.append(flight)
-        self._sealing += 1
+        self.brought += 1
         if self._early:
             self._early = False
             os.eventfd_write(self.announce, 1)
@@ -94,8 +98,8 @@ class Sealer:
     def tell_after(self, message: m.Message, timeout: float) -> None:
         """Tell the agent, once it has heard of every flight until now: it takes a rank at its newest word."""
         with self._told:
-            if self._landed < self._sealing:
-                self._followers.append((self._sealing, message))
+            if self.landed < self.brought:
+                self._followers.append((self.brought, message))
                 return
         self._link.tell(message, timeout=timeout)
 
@@ -105,11 +109,11 @@ class Sealer:
         Raises:
             AgentError: there has been no agent to tell for `timeout` seconds.
         """
-        last = self._sealing
-        if self._landed >= last:
+        last = self.brought
+        if self.landed >= last:
             return
         with self._told:
-            told = self._landed >= last or self._told.wait_for(lambda: self._landed >= last, timeout)
+            told = self.landed >= last or self._told.wait_for(lambda: self.landed >= last, timeout)
         if not told:
             raise AgentError(
                 f"for {timeout:.0f} s there has been no agent to hand the last snapshot to",
@@ -198,9 +202,9 @@ class Sealer:
         finally:
             with self._told:
                 flight.landed = True
-                self._landed += 1
-                followers = [message for number, message in self._followers if number == self._landed]
-                self._followers = [one for one in self._followers if one[0] != self._landed]
+                self.landed += 1
+                followers = [message for number, message in self._followers if number == self.landed]
+                self._followers = [one for one in self._followers if one[0] != self.landed]
                 self._told.notify_all()
             for message in followers:
                 self._link.tell(message, timeout=1.0)

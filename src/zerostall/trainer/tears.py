@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
-from zerostall.core.tears import Moment, settled
+import msgspec
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from zerostall.core.tears import Place
+from zerostall.core.tears import Moment, Place, settled
 
 
 def place_of(thread: int) -> Place | None:
@@ -31,7 +29,7 @@ class Changed(Protocol):
     def __call__(self, *, exchanged: bool) -> list[str]: ...
 
 
-class Tears:
+class Tears(msgspec.Struct, eq=False):
     """Of one snapshot. `changed` names what was written to since it was begun, or has other memory.
 
     torch counts a version up at the *end* of an operation, so that the first look may miss one that is under way.
@@ -39,25 +37,15 @@ class Tears:
     then every change is a tear: which came first, it or the last byte that was read, is not known. Any thread.
     """
 
-    __slots__ = ("_changed", "_clock", "_found", "_late", "_lock", "_place", "_read", "_thread", "final")
-
-    def __init__(
-        self,
-        changed: Changed,
-        thread: int,
-        *,
-        place: Callable[[int], Place | None] = place_of,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._changed = changed
-        self._thread = thread
-        self._place = place
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._found: list[str] | None = None
-        self._late: list[str] = []
-        self._read: Moment | None = None
-        self.final = False
+    changed: Changed
+    thread: int
+    place: Callable[[int], Place | None] = place_of
+    clock: Callable[[], float] = time.monotonic
+    final: bool = False
+    _lock: threading.Lock = msgspec.field(default_factory=threading.Lock)
+    _found: list[str] | None = None
+    _late: list[str] = []
+    _read: Moment | None = None
 
     def found(self) -> list[str]:
         """What counts for the seal: what training found if it was first, else what has changed by now.
@@ -67,7 +55,7 @@ class Tears:
         with self._lock:
             if self._found is None:
                 self._read = self._now()
-                self._found = self._changed(exchanged=True)
+                self._found = self.changed(exchanged=True)
             return self._found
 
     def look(self) -> None:
@@ -93,7 +81,7 @@ class Tears:
 
     def _look(self) -> None:
         # Other memory is seen at once: what has it only after the first look had been read.
-        changed = self._changed(exchanged=self._found is None)
+        changed = self.changed(exchanged=self._found is None)
         if self._found is None:
             self._found = changed
         elif not self._found:
@@ -101,4 +89,4 @@ class Tears:
         self.final = True
 
     def _now(self) -> Moment:
-        return Moment(self._clock(), self._place(self._thread))
+        return Moment(self.clock(), self.place(self.thread))

@@ -28,7 +28,7 @@ from zerostall.trainer.state.parts.rng import GeneratorStates
 from zerostall.trainer.state.rank_local import unmarked
 from zerostall.trainer.state.returning import Landings, RestoreReport, Targets
 from zerostall.trainer.state.surveying import Survey
-from zerostall.trainer.state.walk import Later, OutdatedError, Walk
+from zerostall.trainer.state.walk import Later, OutdatedError, Part, Walk
 from zerostall.trainer.world import World
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from zerostall.trainer.state.returning import Meeting
     from zerostall.trainer.state.stored_step import Images
     from zerostall.trainer.state.surveying import Found
-    from zerostall.trainer.state.walk import Part
 
 __all__ = ["Landings", "OutdatedError", "RestoreReport", "State", "Survey", "Targets", "Values"]
 
@@ -74,7 +73,8 @@ def _no_collection() -> Iterator[None]:
 class Values(msgspec.Struct):
     """Small values at one moment. No later change of the user's reaches them; `encode` may be called in any thread."""
 
-    parts: dict[str, tuple[str, object | Later]]
+    still: dict[str, tuple[str, object]]
+    moving: list[tuple[Part, object | Later]]
     generators: GeneratorStates | None
     base: str = ""
 
@@ -84,8 +84,8 @@ class Values(msgspec.Struct):
         return max(trees, key=lambda name: len(bytes(core_values.encode(trees[name]))), default="")
 
     def _trees(self) -> dict[str, tuple[str, object]]:
-        return {
-            name: (kind, tree.tree() if isinstance(tree, Later) else tree) for name, (kind, tree) in self.parts.items()
+        return self.still | {
+            part.name: (part.kind, tree.tree() if isinstance(tree, Later) else tree) for part, tree in self.moving
         }
 
     def encode(self) -> Document:
@@ -208,14 +208,14 @@ class State:
         return self._values(survey.still, survey.moving, survey.base)
 
     def _values(self, still: dict[str, tuple[str, object]], moving: Iterable[Part], base: str) -> Values:
-        parts = still.copy()
+        moved: list[tuple[Part, object]] = []
         try:
             for part in moving:
-                parts[part.name] = (part.kind, part.values())
+                moved.append((part, part.values()))
         except OutdatedError as outdated:
             self._fresh.update(outdated.fresh)
             raise
-        return Values(parts, GeneratorStates.read() if self._rng else None, base)
+        return Values(still, moved, GeneratorStates.read() if self._rng else None, base)
 
     def observe(self, survey: Survey | None) -> tuple[Survey, Values]:
         """Return a survey that fits, the given one if it does, and the values of now."""

@@ -83,6 +83,8 @@ class OptimizerPart:
         self._groups: list[GroupRecord] = []
         self._options: list[LiveTree] = []
         self._lasting: native.Watch | None = None  # the groups, where their options are values that cannot change
+        self._latest: _Values | None = None  # if the groups were all that had to be copied
+        self._surveyed: list[dict[str, object]] = []  # these groups
         self._atoms: list[tuple[str, dict[str, object], list[str]]] = []
         self._trees: list[tuple[str, LiveTree, torch.Tensor]] = []
         self._extra = LiveTree(f"{name}[-1]")
@@ -112,10 +114,11 @@ class OptimizerPart:
         self._groups = []  # the one of before may still be looked at
         for held in (self._lists, self._options, self._atoms, self._trees):
             held.clear()
-        self._lasting = None
+        self._lasting = self._latest = None
         self._members = partial(members_of, walk.flats)  # not the walk, which knows all parts
         self._name_parameters(walk)
         walk.guard(optimizer)
+        self._surveyed = optimizer.param_groups
         walk.watched.append(cast("list[object]", optimizer.param_groups))
         walk.watched.append(cast("dict[object, object]", self.slots))
         for number, group in enumerate(optimizer.param_groups):
@@ -209,9 +212,13 @@ class OptimizerPart:
 
     def values(self) -> _Values:
         groups = self.optimizer.param_groups
+        latest, watch = self._latest, self._lasting
+        if latest is not None and watch is not None and groups is self._surveyed and watch.untouched():
+            return latest
         if self._lasting is None or not self._lasting.same():
             self._compare_groups(groups)
-        lasting = self._lasting is not None
+        if lasting := self._lasting is not None:
+            self._lasting.renew()
         options = [cast("_Options", group.copy()) for group in groups] if lasting else self._copy_options(groups)
         state: dict[str, object] = {}
         for label, live, keys in self._atoms:
@@ -220,7 +227,9 @@ class OptimizerPart:
             state[label] = tree.copy(self.slots[param])
         # The survey fits, so the keys are those of gather().
         extra = self._extra.copy(self._extra_state()) if self._has_extra else {}
-        return _Values(self._groups, options, state, extra, self._keys, self._host)
+        values = _Values(self._groups, options, state, extra, self._keys, self._host)
+        self._latest = values if lasting and groups is self._surveyed and not (state or extra) else None
+        return values
 
     def _compare_groups(self, groups: list[dict[str, object]]) -> None:
         """Find out whether the options may be copied as they lie there, until they are others."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import struct
 import sys
@@ -72,28 +73,37 @@ class _Numpy:
     """That of `numpy.random`, likewise; None while numpy is not imported.
 
     The memory does not hold the normal number that it may have in stock, so that an answer is kept only while there was
-    none: making one moves the generator on.
+    none: making one moves the generator on. Which generator it is lies in the memory of an object of its own.
     """
 
     def __init__(self) -> None:
         self.block: native.Block | _Never = _NEVER
+        self.choice: native.Block | _Never = _NEVER
         self.generator: object = None
-        self.current: Callable[[], object] = lambda: None
         self.state: object = None
 
     def read(self) -> None:
         if "numpy" not in sys.modules:
             return
         random = sys.modules["numpy"].random
-        self.current = random.get_bit_generator
-        self.generator, self.block = self.current(), _NEVER
-        if type(self.generator).__name__ != "MT19937":
+        self.generator, self.block = random.get_bit_generator(), _NEVER
+        choice = _memory_with(getattr(random.get_state, "__self__", None), self.generator)
+        if type(self.generator).__name__ != "MT19937" or choice is None:
             self.state = random.get_state(legacy=False)
             return
         block = native.Block(cast("numpy.random.MT19937", self.generator).ctypes.state_address, _TWISTER_BYTES)
         self.state = state = random.get_state(legacy=False)
         if not state["has_gauss"]:
-            self.block = _if_still(block)
+            self.block, self.choice = _if_still(block), _if_still(choice)
+
+
+def _memory_with(owner: object, pointee: object) -> native.Block | None:
+    """The memory of an object that C made and that points to the other: another in its place is seen there."""
+    head = object.__basicsize__
+    nbytes = type(owner).__basicsize__ - head
+    if nbytes <= 0 or struct.pack("P", id(pointee)) not in ctypes.string_at(id(owner) + head, nbytes):
+        return None
+    return native.Block(id(owner) + head, nbytes)
 
 
 class _Torch:
@@ -150,6 +160,8 @@ def block_tells() -> bool:
 
 
 _python, _numpy, _torch = _Python(), _Numpy(), _Torch()
+_all_still: native.Still | _Never = _NEVER
+"""Tells of all that was read last at once: asking costs more than comparing."""
 _CUDA = torch.backends.cuda.is_built()
 
 
@@ -171,12 +183,17 @@ class GeneratorStates(msgspec.Struct):
     @staticmethod
     def read() -> GeneratorStates:
         """Read those that were used since they were read last."""
-        if not _torch.block.same():
-            _torch.read()
-        if not (_python.block.same() and _python.watch.same()):
-            _python.read()
-        if not (_numpy.block.same() and _numpy.current() is _numpy.generator):
-            _numpy.read()
+        global _all_still
+        if not _all_still.same():
+            if not _torch.block.same():
+                _torch.read()
+            if not (_python.block.same() and _python.watch.same()):
+                _python.read()
+            if not (_numpy.block.same() and _numpy.choice.same()):
+                _numpy.read()
+            signs = _torch.block, _python.block, _python.watch, _numpy.block, _numpy.choice
+            known = [sign for sign in signs if not isinstance(sign, _Never)]
+            _all_still = native.Still(known) if len(known) == len(signs) else _NEVER
         # Asked only once CUDA is up: its set-up is not for a save to start.
         on_devices = torch.cuda.default_generators if _CUDA and torch.cuda.is_initialized() else ()
         return GeneratorStates(_python.state, _numpy.state, _torch.state, [one.get_state() for one in on_devices])
