@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,12 +13,15 @@ import torch
 import torch.distributed as dist
 
 from zerostall import config, native
+from zerostall.core import passing
 from zerostall.errors import CorruptError, ZerostallError
+from zerostall.telemetry import log
 from zerostall.trainer import file_loads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from zerostall.core.passing import Way
     from zerostall.trainer.file_loads import File
 
 ROUND = 256 << 20
@@ -51,7 +55,8 @@ def fill(
 ) -> None:
     """Read all places of all files; on a group, every rank a part, which it then gives to all others.
 
-    Every rank of the group gives the same places in the same order. No two of one file may overlap.
+    Every rank of the group gives the same places in the same order. No two of one file may overlap. Where a first round
+    shows that the group passes on more slowly than every rank could read, each reads the rest by itself.
 
     Raises:
         CorruptError: bytes fail their checksum or are not there; on every rank of the group.
@@ -69,13 +74,25 @@ def fill(
             return
         assert group is not None
         rounds = [shares[first : first + size] for first in range(0, len(shares), size)]
+        begun = time.perf_counter()
         for number, turn in enumerate([*rounds, []]):  # one round is read while the one before is passed on
             problem = reader.problem() if number else ""
+            read_seconds = time.perf_counter() - begun
             if rank < len(turn) and not problem:
                 reader.begin(turn[rank])
-            if number:
-                _agree(problem, device, group)
-                _pass_on(rounds[number - 1], device, group)
+            if not number:
+                continue
+            _agree(problem, device, group)
+            begun = time.perf_counter()
+            _pass_on(rounds[number - 1], device, group)
+            if number == 1 and len(rounds) > 2:
+                if device.type == "cuda":
+                    torch.cuda.current_stream(device).synchronize()  # NCCL has only been asked
+                nbytes = sum(share.nbytes for share in rounds[0])
+                if not _way(nbytes, read_seconds, time.perf_counter() - begun, device, group).together:
+                    theirs = [share for owner, share in enumerate(turn) if owner != rank]  # mine is being read
+                    _alone([*theirs, *(share for some in rounds[2:] for share in some)], reader, device, group)
+                    return
 
 
 def new_bytes(nbytes: int, device: torch.device, offset: int = 0) -> torch.Tensor:
@@ -168,6 +185,27 @@ def _cut(file: File, places: Sequence[Place], most: int | None) -> Iterator[_Sha
             share = _Share(file)
     if share.places:
         yield share
+
+
+def _way(nbytes: int, read_seconds: float, pass_seconds: float, device: torch.device, group: dist.ProcessGroup) -> Way:
+    """How to go on, the same on every rank."""
+    seconds = torch.tensor([read_seconds, pass_seconds], dtype=torch.float32, device=device)
+    dist.all_reduce(seconds, op=dist.ReduceOp.MAX, group=group)
+    slowest = seconds.tolist()
+    way = passing.choose(dist.get_world_size(group), nbytes, slowest[0], slowest[1])
+    log.info("%s", way.reason)
+    return way
+
+
+def _alone(shares: Sequence[_Share], reader: _Reader, device: torch.device, group: dist.ProcessGroup) -> None:
+    """Read these, besides what is being read, and hear of what went wrong on any rank."""
+    problem = ""
+    try:
+        for share in shares:
+            reader.begin(share)
+    except (ZerostallError, OSError) as error:
+        problem = f"{type(error).__name__}: {error}"
+    _agree(problem or reader.problem(), device, group)
 
 
 def _agree(problem: str, device: torch.device, group: dist.ProcessGroup) -> None:
