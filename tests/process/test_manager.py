@@ -12,11 +12,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cluster import PATIENT, QUICK, SECONDS, Agents, Manager, member_environment, refused, use
 from hand import HandTrainer, agent_pid, close_all, kill_agent, wait_until
 from zerostall.errors import ManagerError
+from zerostall.manager.settings import ManagerSettings
 from zerostall.wire import cluster as w
 from zerostall.wire import rendezvous, token
 from zerostall.wire.manager_link import ManagerLink
@@ -255,3 +257,27 @@ def test_with_a_certificate_everything_goes_by_tls(
         kill_agent(runtime)
     finally:
         manager.close()
+
+
+def listening(pid: int) -> set[str]:
+    """The addresses at which a process takes connections over a network."""
+    inet = psutil.Process(pid).net_connections("inet")
+    return {one.laddr.ip for one in inet if one.status == psutil.CONN_LISTEN or one.type == socket.SOCK_DGRAM}
+
+
+def test_nobody_listens_to_other_machines_unless_told_to(
+    manager: Manager, agents: Agents, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With default settings the manager is reached from its own machine alone, and an agent by no network at all."""
+    assert manager.process is not None
+    assert listening(manager.process.pid) == {"127.0.0.1"}
+    assert ManagerSettings(state=tmp_path, token_file=tmp_path / "token").loopback
+    folder = agents("n1")
+    monkeypatch.delenv("ZEROSTALL_PEER")
+    HandTrainer(folder, tmp_path / "run").lease()
+    manager.until_health("n1", "alive")
+    assert listening(agent_pid(folder)) == set()
+    folder = agents("n2")  # given the address 127.0.0.1
+    HandTrainer(folder, tmp_path / "other").lease()
+    manager.until_health("n2", "alive")
+    assert listening(agent_pid(folder)) == {"127.0.0.1"}

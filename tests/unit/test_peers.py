@@ -308,6 +308,17 @@ def test_a_name_is_no_path(home: Home, run: str) -> None:
     assert home.pace.sent == 0
 
 
+@pytest.mark.parametrize(("start", "count"), [(-1, 0), (-(1 << 62), -5), (1 << 62, 1), (3, 1 << 62)])
+def test_chunks_that_there_are_not_are_not_given(home: Home, start: int, count: int) -> None:
+    channel = p.connect(home.door.address, "n2", SECRET)
+    channel.send(p.Pull(RUN, 0, 7, start=start, count=count))
+    assert isinstance(channel.receive(), p.Coming)
+    channel.close()
+    wait_until(lambda: home.images.held == 0)
+    assert home.pace.sent <= LAYOUT.nbytes
+    fetch(home.door.address, Target())  # and others are served
+
+
 def test_one_that_knows_only_tcp_is_given_to_by_tcp(
     home: Home, made: HandMade, transports: tuple[Transport, Transport]
 ) -> None:
