@@ -46,7 +46,7 @@ class Link:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, training: list[float]) -> None:
         self.now = 1000.0
         self.total = 0
-        self._training = training
+        self.training = training
         self.pace = Pace(None, LinkMeter("link", (), nominal=LINK))
         monkeypatch.setattr(LinkMeter, "sent", lambda _: int(self.total))
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
@@ -57,7 +57,7 @@ class Link:
         while seconds > 1e-9:
             tick = int((self.now - 1000.0) * 10 + 1e-6)
             step = min(seconds, (tick + 1) / 10 - (self.now - 1000.0))
-            self.total += self._training[tick % len(self._training)] * step
+            self.total += self.training[tick % len(self.training)] * step
             self.now += step
             seconds -= step
 
@@ -77,10 +77,24 @@ def test_replayed_bursts_of_training_slow_images_down_and_its_end_lets_them_go(m
     link.rate(2.0)
     assert link.rate(4.0) < 0.55 * LINK
     assert "others send up to" in link.pace.words()
-    link._training = [0.0]
-    link.rate(8.0)
+    link.training = [0.0]
+    link.rate(5.0)
     assert link.rate(4.0) > 0.95 * LINK
     assert link.pace.words() == "images go out at any rate: nobody else uses the link"
+
+
+def test_what_has_ended_before_an_image_comes_holds_it_up_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = Link(monkeypatch, [LINK])
+    with link.pace.giving():
+        link.rate(3.0)
+    link.pass_time(10.0)
+    link.training = [0.0]
+    with link.pace.giving():
+        assert link.rate(4.0) > 0.95 * LINK
+    link.pass_time(10.0)
+    link.training = [LINK]
+    with link.pace.giving():
+        assert link.rate(4.0) < 0.1 * LINK  # seen before the first byte
 
 
 def test_steady_traffic_of_half_the_link_leaves_the_least(monkeypatch: pytest.MonkeyPatch) -> None:

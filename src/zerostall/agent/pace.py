@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -12,6 +13,8 @@ from zerostall.core.yielding import Allowance, Window
 from zerostall.telemetry import say_once
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from zerostall.flow.link_meter import LinkMeter
 
 
@@ -32,10 +35,26 @@ class Pace:
         self._meter = meter
         self._allowance = Allowance(rate, "nothing has been sent yet" if meter else "the link has no meter")
         self._capacity = meter.nominal if meter else 0.0
-        self._windows: deque[Window] = deque(maxlen=yielding.REMEMBERED)
+        self._windows: deque[tuple[float, Window]] = deque()  # each with its end
         self._before: tuple[float, int, int] | None = None
         self._next = 0.0
+        self._on_their_way = 0
+        self._idle_since = 0.0
         self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def giving(self) -> Iterator[None]:
+        """As long as this lasts, an image is on its way."""
+        with self._lock:
+            self._on_their_way += 1
+            if self._on_their_way == 1 and time.monotonic() - self._idle_since > yielding.IDLE_SECONDS:
+                self._glance()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._on_their_way -= 1
+                self._idle_since = time.monotonic()
 
     def pass_by(self, nbytes: int) -> None:
         """Count bytes that go out, and wait for their turn."""
@@ -55,25 +74,36 @@ class Pace:
         rate, reason = self._allowance.rate, self._allowance.reason
         return f"images go out at {'any rate' if rate is None else f'most {rate / 1e6:.0f} MB/s'}: {reason}"
 
-    def _look(self, now: float) -> None:
-        """What has left the device since the last look, if that is long enough ago."""
+    def _glance(self) -> None:
+        """Begin anew: what goes on just now, while no image is on its way."""
+        if self._meter is None:
+            return
+        self._windows.clear()
+        self._before = None
+        self._look(time.monotonic())
+        time.sleep(yielding.GLANCE_SECONDS)
+        self._look(time.monotonic(), least=0.0)
+
+    def _look(self, now: float, least: float = yielding.WINDOW_SECONDS) -> None:
+        """What has left the device since the last look, if that is at least so long ago."""
         before = self._before
-        if self._meter is None or (before is not None and now - before[0] < yielding.WINDOW_SECONDS):
+        if self._meter is None or (before is not None and now - before[0] < least):
             return
         try:
             total = self._meter.sent()
         except (OSError, ValueError) as error:
-            say_once(
-                f"meter {self._meter.name}", "images yield to nobody: %s cannot be read: %s", self._meter.name, error
-            )
+            name = self._meter.name
+            say_once(f"meter {name}", "images yield to nobody: %s cannot be read: %s", name, error)
             self._meter = None
-            self._windows.clear()
             self._allowance = Allowance(self._bound, "the link's meter cannot be read")
             return
         self._before = now, total, self.sent
-        if before is None:
+        if before is None or now <= before[0]:
             return
         at, counted, images = before
-        self._windows.append(Window(now - at, max(0, total - counted), self.sent - images))
-        self._capacity = yielding.capacity(self._meter.nominal, self._windows, self._capacity)
-        self._allowance = yielding.allow(self._windows, self._capacity, self._bound)
+        self._windows.append((now, Window(now - at, max(0, total - counted), self.sent - images)))
+        while now - self._windows[0][0] > yielding.REMEMBERED_SECONDS:
+            self._windows.popleft()
+        windows = [window for _, window in self._windows]
+        self._capacity = yielding.capacity(self._meter.nominal, windows, self._capacity)
+        self._allowance = yielding.allow(windows, self._capacity, self._bound)

@@ -167,6 +167,7 @@ class PeerDoor:
             outlet = stack.enter_context(self._transport.outlet(channel, request.transport))
             layout = b"" if given.layout.digest in request.knows else layouts.encode(given.layout)
             encoded, some = manifests.encode_record(record), request.chunks is not None
+            stack.enter_context(self._pace.giving())
             channel.send(p.Coming(layout, encoded, given.attempt, outlet.ground, some))
             for chunk in chunks:
                 start = chunk * record.chunk_bytes

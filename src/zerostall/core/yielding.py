@@ -17,14 +17,22 @@ if TYPE_CHECKING:
 WINDOW_SECONDS = 0.5
 """The counters are read that often, at most."""
 
-REMEMBERED = 6
-"""Windows that count: three seconds."""
+REMEMBERED_SECONDS = 3.0
+"""Windows count for so long after their end."""
+
+IDLE_SECONDS = 1.0
+GLANCE_SECONDS = 0.1
+"""After so long without an image on its way the link is looked at for a moment, before the first byte of the next: what
+went on meanwhile says little of what goes on now."""
 
 HEADROOM = 2.0
 LEAST = 0.05
 
 _OVERHEAD = 1.1
 """Bytes on the link for each byte of an image, with headers and what is sent again."""
+
+_NOISE = 256 << 10
+"""Bytes of a window that nobody's step waits for: heartbeats, names, a terminal."""
 
 _UNSURE = 8 << 20
 """Bytes of a window that may be the count's own error: what is counted as sent and still lies in the kernel, say."""
@@ -41,7 +49,7 @@ class Window(msgspec.Struct, frozen=True):
     def others(self) -> float:
         """Bytes a second that were not ours; what may be an error of the count is none."""
         rest = self.total - _OVERHEAD * self.images
-        return rest / self.seconds if rest > _UNSURE else 0.0
+        return rest / self.seconds if rest > (_UNSURE if self.images else _NOISE) else 0.0
 
 
 class Allowance(msgspec.Struct, frozen=True):
