@@ -308,11 +308,16 @@ def test_a_name_is_no_path(home: Home, run: str) -> None:
     assert home.pace.sent == 0
 
 
-@pytest.mark.parametrize(("start", "count"), [(-1, 0), (-(1 << 62), -5), (1 << 62, 1), (3, 1 << 62)])
-def test_chunks_that_there_are_not_are_not_given(home: Home, start: int, count: int) -> None:
+@pytest.mark.parametrize(
+    ("start", "chunks", "answer"),
+    [(-1, None, p.Coming), (1 << 62, None, p.Coming), (0, (-1,), p.Absent), (1 << 62, (0, 1), p.Coming)],
+)
+def test_chunks_that_there_are_not_are_not_given(
+    home: Home, start: int, chunks: tuple[int, ...] | None, answer: type[p.PeerMessage]
+) -> None:
     channel = p.connect(home.door.address, "n2", SECRET)
-    channel.send(p.Pull(RUN, 0, 7, start=start, count=count))
-    assert isinstance(channel.receive(), p.Coming)
+    channel.send(p.Pull(RUN, 0, 7, start=start, chunks=chunks))
+    assert isinstance(channel.receive(), answer)
     channel.close()
     wait_until(lambda: home.images.held == 0)
     assert home.pace.sent <= LAYOUT.nbytes
