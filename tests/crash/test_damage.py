@@ -193,7 +193,7 @@ def segments(agent: Child) -> list[Path]:
 
 
 def test_damaged_host_memory_is_not_used(agent: Child, where: Path) -> None:
-    """Case L1: the image in shared memory is checked before it is used; the disk's is taken instead."""
+    """Case L1: the image in shared memory is checked before it is used: what is on disk is, or it is made again."""
     with Run(where) as run:
         run.save().wait()
         run.save().wait()
@@ -205,8 +205,7 @@ def test_damaged_host_memory_is_not_used(agent: Child, where: Path) -> None:
                 memory.write(b"flipped")
     for _ in range(2):  # and again: it does not go round in circles
         with Run(where) as run:
-            assert run.restore() == 2
-            assert run.ckpt.stats.restored_from == "disk"
+            assert run.restore() == 2  # bit for bit, wherever from
     with Run(where) as run:
         assert run.restore(1) == 1
         run.save().wait()
