@@ -54,6 +54,18 @@ class _Disk:
     since: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What `disks.json` said when it was that file."""
+
+    stamp: tuple[int, int, int] | None = None
+    folders: tuple[Path, ...] = ()
+    run: str = ""
+
+
+_NOTHING = _Known()
+
+
 class OtherDisks:
     """Those of one run's folder. Any process may read; the one that holds the folder's lock deals, writes and sweeps.
 
@@ -67,10 +79,8 @@ class OtherDisks:
         self.clock: Callable[[], float] = time.monotonic
         self._where = where
         self._direct = direct
-        self._stamp: tuple[int, int, int] | None = None
-        self._listed: tuple[Path, ...] = ()
-        self._listed_for = ""
-        self._ours: set[Path] = set()
+        self._known = _NOTHING
+        self._ours: set[tuple[Path, str]] = set()
         self._run = ""
         self._used: list[_Disk] = []
         self._dealt: dict[tuple[int, int], _Disk] = {}
@@ -80,8 +90,8 @@ class OtherDisks:
 
     def folders(self) -> list[Path]:
         """Those that are there now and say that they are this run's."""
-        self._look()
-        return [folder for folder in self._listed if self._is_ours(folder)]
+        known = self._look()
+        return [folder for folder in known.folders if self._is_ours(folder, known.run)]
 
     def image(self, step: int, rank: RankFacts) -> Path | None:
         """The file of an image that a manifest speaks of, if one of them has it."""
@@ -89,8 +99,7 @@ class OtherDisks:
 
     def places(self) -> str:
         """What messages call them; empty where there are none."""
-        self._look()
-        return ", ".join(map(str, self._listed))
+        return ", ".join(map(str, self._look().folders))
 
     def steps(self) -> set[int]:
         """Those of which there is something."""
@@ -106,34 +115,34 @@ class OtherDisks:
             if not (of_step.is_symlink() or of_step.parent.is_symlink()):
                 yield of_step / names.kept_image(rank.rank, rank.record)
 
-    def _look(self) -> None:
+    def _look(self) -> _Known:
+        """What the run's folder says; read again where it is another file. Any thread."""
         path = self._where / names.DISKS
         try:
             facts = path.lstat()
         except OSError:
-            self._stamp, self._listed = None, ()
-            return
-        stamp = (facts.st_ino, facts.st_mtime_ns, facts.st_size)
-        if stamp == self._stamp:
-            return
-        self._stamp, self._listed = stamp, ()
-        self._ours.clear()
-        try:
-            told = disks.decode_run_disks(read_file(path, disks.MAX_FILE), source=str(path))
-        except (FormatError, OSError) as error:
-            say_once(f"disks:{path}", "%s: images on other disks are not found: %s", self._where, error)
-            return
-        self._listed = tuple(self._where / folder for folder in told.folders)
-        self._listed_for = told.run
-
-    def _is_ours(self, folder: Path) -> bool:
-        if folder not in self._ours:
+            self._known = _NOTHING
+            return _NOTHING
+        known, stamp = self._known, (facts.st_ino, facts.st_mtime_ns, facts.st_size)
+        if known.stamp != stamp:
             try:
-                if _run_of(folder) == self._listed_for:
-                    self._ours.add(folder)
+                told = disks.decode_run_disks(read_file(path, disks.MAX_FILE), source=str(path))
+            except (FormatError, OSError) as error:
+                say_once(f"disks:{path}", "%s: images on other disks are not found: %s", self._where, error)
+                known = _Known(stamp)
+            else:
+                known = _Known(stamp, tuple(self._where / folder for folder in told.folders), told.run)
+            self._known = known
+        return known
+
+    def _is_ours(self, folder: Path, run: str) -> bool:
+        if (folder, run) not in self._ours:
+            try:
+                if _run_of(folder) == run:
+                    self._ours.add((folder, run))
             except (FormatError, OSError) as error:
                 say_once(f"disk:{folder}", "%s: what %s has is left out: %s", self._where, folder, _words(error))
-        return folder in self._ours
+        return (folder, run) in self._ours
 
     # ------------------------------------------------------------------------------------------------- writing
 
@@ -219,9 +228,8 @@ class OtherDisks:
         fsync_folder(path.parent)
 
     def _room(self, disk: _Disk) -> Room:
-        self._look()
         again = disk.problem and self.clock() - disk.since >= disks.AGAIN_SECONDS
-        if again or (not disk.problem and disk.folder not in self._listed):  # the run's folder was made anew
+        if again or (not disk.problem and disk.folder not in self._look().folders):  # the run's folder was made anew
             with contextlib.suppress(RunMismatchError):
                 self._open(disk)
         if disk.problem:
@@ -234,14 +242,14 @@ class OtherDisks:
 
     def _open(self, disk: _Disk) -> None:
         """Have the folder there, as this run's, and have the run's own folder know it."""
-        self._look()
+        listed = self._look()
         try:
             if (disk.folder / names.RUN).exists():
                 raise RunMismatchError(f"{disk.folder} is a run's own folder", hint="give its images another one there")
             try:
                 run = _run_of(disk.folder)
             except FileNotFoundError:
-                if disk.folder in self._listed:
+                if disk.folder in listed.folders:
                     raise StorageError(f"its {names.DISK} is not there: is its disk mounted?") from None
                 make_folder(disk.folder, self.modes)
                 write_whole(disk.folder / names.DISK, disks.encode(DiskOf(run=self._run)), self.modes)
@@ -260,15 +268,15 @@ class OtherDisks:
         if disk.problem:
             log.info("%s: %s takes images again", self._where, disk.folder)
         disk.problem = ""
-        if disk.folder not in self._listed or self._listed_for != self._run:
-            self._note([*(self._listed if self._listed_for == self._run else ()), disk.folder])
+        before = listed.folders if listed.run == self._run else ()
+        if disk.folder not in before:
+            self._note([*before, disk.folder])
 
     def _note(self, folders: Sequence[Path]) -> None:
         data = disks.encode(RunDisks(run=self._run, folders=tuple(dict.fromkeys(map(str, folders)))))
         path = self._where / names.DISKS
         with storage_errors(path, "the run's disks", len(data)):
             write_whole(path, data, self.modes)
-        self._stamp = None
 
     def _fail(self, disk: _Disk, problem: str) -> None:
         disk.problem, disk.since = problem, self.clock()
