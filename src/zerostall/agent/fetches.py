@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from zerostall import native
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from zerostall.tiers.remote import RemoteTier
 
 Post = Callable[[Callable[[], None]], None]
+READERS = 4  # images on several disks are read at once
 
 
 class Fetches:
@@ -62,6 +64,7 @@ class Fetches:
         self._rest: dict[int, Readable] = {}  # where images are of a step that this node has only some of
         self._shared: dict[tuple[str, int, int], SharedChunks] = {}
         self._reader = Worker(f"fetch {disk.where.name}")
+        self._readers = ThreadPoolExecutor(READERS, f"fetch {disk.where.name}")
 
     def busy(self) -> bool:
         return bool(self._steps)
@@ -72,6 +75,7 @@ class Fetches:
 
     def close(self) -> None:
         self._reader.close()
+        self._readers.shutdown()
 
     def find(self, client: Client, request: m.Find, rank: int, host: tuple[m.CopyFacts, ...]) -> None:
         """Answer with the copies of every step, damaged ones with the reason."""
@@ -384,7 +388,7 @@ class Fetches:
             else:
                 self._post(lambda: lend(segment))
 
-        self._reader.submit(read)
+        (self._readers if run is self._disk else self._reader).submit(read)
 
 
 def _ours(error: Exception, where: Path | str) -> ZerostallError:

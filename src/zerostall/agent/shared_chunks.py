@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,16 +22,21 @@ class SharedChunks:
 
     Attributes:
         users: how many requests hold it or wait for it; the loop's.
-        segment: of the image's size, made when the first chunk is read; the reader's.
-        present: the chunks that are there, checked; the reader's.
+        segment: of the image's size, made when the first chunk is read; whoever has `lock`.
+        present: the chunks that are there, checked; whoever has `lock`.
     """
 
     users: int = 0
     segment: native.Segment | None = None
     present: set[int] = field(default_factory=set)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self, run: Readable, step: int, rank: int, chunks: Sequence[int]) -> native.Segment:
-        """The segment with these chunks in it; what is there already is not read again."""
+        """The segment with these chunks in it; what is there already is not read again. Any thread."""
+        with self.lock:
+            return self._read(run, step, rank, chunks)
+
+    def _read(self, run: Readable, step: int, rank: int, chunks: Sequence[int]) -> native.Segment:
         missing = sorted(set(chunks) - self.present)
         if self.segment is None or missing:
             stored = run.open(step, rank)
