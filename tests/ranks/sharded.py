@@ -215,14 +215,16 @@ def say(*words: object) -> None:
 
 
 def refused(where: str, *, hint: str, **state: object) -> None:
-    """The first save must fail on every rank, and say why."""
+    """The first save must come to nothing on every rank, and say why; so must the next."""
     ckpt = zerostall.Checkpointer(where, rng=False, **state)
-    try:
-        ckpt.save(1)
-    except zerostall.errors.StateError as error:
-        assert hint in str(error), error
-    else:
-        raise AssertionError(f"nothing was refused, though {hint}")
+    for step in (1, 2):
+        try:
+            ckpt.save(step).wait("host", timeout=60)
+        except zerostall.errors.StateError as error:
+            assert hint in str(error), error
+        else:
+            raise AssertionError(f"nothing was refused, though {hint}")
+        assert not zerostall.snapshots(where)
     ckpt.close()
 
 

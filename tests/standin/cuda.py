@@ -127,6 +127,7 @@ class StandIn:
     """Has the methods of a torch.Tensor of float32 that are asked for, and memory on the stand-in device."""
 
     dtype = "float32"
+    is_cuda = True
 
     def __init__(self, fake: FakeCuda, count: int, *, index: int = 0) -> None:
         self._fake = fake
@@ -148,6 +149,15 @@ class StandIn:
 
     def element_size(self) -> int:
         return 4
+
+    def numel(self) -> int:
+        return self.shape[0]
+
+    def is_contiguous(self) -> bool:
+        return True
+
+    def get_device(self) -> int:
+        return self.device.index
 
     def is_conj(self) -> bool:
         return False

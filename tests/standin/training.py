@@ -82,6 +82,8 @@ class State:
     optimizers: tuple[object, ...] = ()
 
     at_once = ("t1", "t3", "host")
+    other: str | None = None
+    """Another rank, that shares all tensors on devices: "alike", "odd"; None for none."""
 
     def __init__(self, roots: dict[str, Any], **_: object) -> None:
         from zerostall.core import layout
@@ -91,12 +93,35 @@ class State:
         shards = [Shard.whole(name, str(h.dtype), tuple(h.shape)) for name, h in self.holders.items()]
         self.layout = layout.build(shards)
         self.ordered = [self.holders[entry.name] for entry in self.layout.entries]
+        self.proof = self._proof() if self.other else None
+
+    def _proof(self) -> Any:
+        from zerostall.core.partition import Shared
+        from zerostall.trainer.state import proving
+
+        proving._bits = lambda holder: holder  # pyright: ignore
+        names = tuple(name for name in self.holders if name != "host")
+        world = SimpleNamespace(gather=self._gather)
+        return proving.Proof(world, [(Shared((0, 1), names), names)], self.holders, names)  # pyright: ignore
+
+    def _gather(self, data: bytes, *, what: str) -> list[bytes]:
+        """What two ranks say: the other has the same, or other bytes in t2."""
+        import msgspec
+
+        said = msgspec.msgpack.decode(data)
+        if self.other == "odd" and isinstance(said, dict):
+            said["t2"] ^= 1
+        elif self.other == "odd":
+            said = [(key, b"other") for key, _ in said]
+        return [data, msgspec.msgpack.encode(said)]
 
     def survey(self) -> Any:
         names = [entry.name for entry in self.layout.entries]
         at_once = [k for k, name in enumerate(names) if name in self.at_once]
         tracked = [name != "host" for name in names]
-        return SimpleNamespace(layout=self.layout, tensors=self.ordered, at_once=at_once, tracked=tracked)
+        return SimpleNamespace(
+            layout=self.layout, tensors=self.ordered, at_once=at_once, tracked=tracked, proof=self.proof
+        )
 
     def fits(self, survey: object) -> bool:
         return True
@@ -133,6 +158,7 @@ def serve(where: str, options: dict[str, Any]) -> Iterator[Any]:
     torch.cuda.mem_get_info = lambda _=None: (1 << 30, 1 << 30)  # pyright: ignore
     module.State = State  # pyright: ignore
     State.at_once = tuple(options.pop("at_once", State.at_once))
+    State.other = options.pop("other", None)
     places = itertools.cycle(options.pop("places", [0]))
     tensors = {f"t{k}": StandIn(fake, size, index=next(places)) for k, size in enumerate(SIZES)}
     array = np.zeros(HOST, np.uint8)
@@ -188,6 +214,8 @@ def serve(where: str, options: dict[str, Any]) -> Iterator[Any]:
             case "stats":
                 names = ("saves", "stowed", "skipped", "dirty", "chunks_compared", "restored_from")
                 yield {name: getattr(ckpt.stats, name) for name in names}
+            case "sums":
+                yield ckpt._saves._captures._survey.proof._sums
             case "fallbacks":
                 yield [found.text for found in telemetry.fallbacks()]
             case "has locker":

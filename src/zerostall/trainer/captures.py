@@ -17,6 +17,7 @@ from zerostall.trainer.finite import FiniteCheck
 from zerostall.trainer.memory import Memory, Shelf
 from zerostall.trainer.source_checks import SourceChecks
 from zerostall.trainer.state import OutdatedError, State, Survey, Values
+from zerostall.trainer.state.proving import Proof
 from zerostall.wire import messages as m
 from zerostall.wire.notice import Notice
 
@@ -56,6 +57,7 @@ class Taken(msgspec.Struct, eq=False):
     checks: SourceChecks
     stowed: m.Stowed | None = None
     peer: native.Peer | None = None  # must stay open while it is captured into
+    proof: Proof | None = None  # must succeed before this is sealed
 
     def ghosts(self) -> list[str]:
         """Names of tensors of which other bytes arrived than their device held; only once the capture is done.
@@ -81,6 +83,8 @@ class Taken(msgspec.Struct, eq=False):
 
     def protect(self, freeze_bytes: int, left: Sequence[int], kept: Sequence[tuple[int, int]]) -> native.Protection:
         """Return when no source is read any more, or by nothing that the streams of this thread do not wait for."""
+        if self.proof is not None:
+            self.proof.await_read()
         return self.capture.protect(freeze_bytes=freeze_bytes, streams=self.devices.now(), left=left, kept=kept)
 
 
@@ -143,16 +147,27 @@ class Captures:
             AgentError: there is no agent to borrow memory from.
             CapacityError: its budget is too small.
         """
+        taken: Taken | None = None
+        try:
+            taken = self._take(when_busy)
+        finally:
+            if taken is None and self._survey is not None and self._survey.proof is not None:
+                self._survey.proof.await_read()  # there is nothing for the guard to watch
+        return taken
+
+    def _take(self, when_busy: WhenBusy) -> Taken | None:
         survey = self._survey
         if survey is None or not self._state.fits(survey):
             survey = self._survey_anew()
+        if survey.proof is not None and survey.proof.error is not None:
+            raise survey.proof.error
         memory = self._shelf.memory
         if memory is None or memory.layout is not survey.layout or self._lockers.wanted:
             self._have_memory(survey.layout)
         while (slot := self._take_slot(when_busy)) is not None:
             try:
                 self._settle()  # the image before has been captured; here its tears are looked for the last time
-                return self._begin(survey, slot)
+                taken = self._begin(survey, slot)
             except (_Changed, OutdatedError):
                 self._shelf.put_back(slot)
                 survey = self._survey_anew()
@@ -160,6 +175,10 @@ class Captures:
             except BaseException:
                 self._shelf.put_back(slot)
                 raise
+            else:
+                if survey.proof is not None and not survey.proof.settled:
+                    taken.proof = survey.proof
+                return taken
         return None
 
     def close(self) -> None:
@@ -242,6 +261,8 @@ class Captures:
         self._policies.see(self._sources.devices)
         self.devices.see(self._sources.devices, reserve=self._policies.reserve_bytes())
         self._on_devices = bool(self.devices)
+        if survey.proof is not None:
+            survey.proof.begin(self.devices)
         self._checks.see(self.devices)
         if self.devices and self.pool.threads < (threads := config.copy_threads(device=True)):
             self.pool.close()

@@ -157,6 +157,8 @@ class Sealer:
         try:
             try:
                 flight.taken.capture.wait(None)
+                if flight.taken.proof is not None:
+                    flight.taken.proof.verdict()
                 torn = flight.tears.found()
                 ghosts = flight.taken.ghosts()
             finally:

@@ -112,6 +112,13 @@ class World:
         store = distributed.PrefixStore(f"zerostall/{name}/{number}", _default_store(distributed))
         return cls(rank, size, store)
 
+    def aside(self, name: str) -> World:
+        """The same ranks, for exchanges of their own on another thread; `name` is given once an attempt, on each."""
+        if self._store is None:
+            return self
+        store = sys.modules["torch.distributed"].PrefixStore(f"{self._session}/{name}", _clone(self._store))
+        return World(self.rank, self.size, store, patience=self.patience)
+
     def gather(self, data: bytes, *, what: str = "gather") -> list[bytes]:
         """What every rank gave, in the order of ranks. For little data: all of it goes to every rank.
 

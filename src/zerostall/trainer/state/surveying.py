@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from zerostall.core.layout import Layout
     from zerostall.trainer.state.dealing import Dealing
+    from zerostall.trainer.state.proving import Proof
     from zerostall.trainer.state.tensors import Holder
     from zerostall.trainer.state.walk import Leaf, Part, Walk
     from zerostall.trainer.world import World
@@ -49,6 +50,7 @@ class Survey:
         base: identity of the modules' tensors that are not saved, "" where all are.
         watch: tells whether the containers that hold the tensors are as they were.
         anchors: tells whether tensors that are read through others are in the same memory.
+        proof: that other ranks have alike what this one stores a share of; None where there are no others.
     """
 
     layout: Layout
@@ -60,6 +62,7 @@ class Survey:
     watch: native.Watch
     base: str
     anchors: Anchors
+    proof: Proof | None = None
 
 
 class Anchors:
@@ -228,6 +231,7 @@ def take(found: Found, world: World, dealing: Dealing) -> Survey:
         native.Watch(found.walk.watched),
         found.base,
         Anchors(seen, holders.values()),
+        dealing.proof,
     )
 
 
@@ -287,7 +291,7 @@ def _dealt(found: Found, dealing: Dealing) -> _Boxes:
         rows.append((Row(name, leaf.where.dtype, shape, 0, undivided, leaf.leads, cut.ahead), cut))
     offered = {row.name for row, _ in rows}
     aliases = [(view.name, base) for base, views in found.views.items() if base in offered for view in views]
-    dealt = dealing.deal(rows, aliases, found.holders)
+    dealt = dealing.deal(rows, aliases, found.holders, found.guarded)
     return boxes + [(part.row.name, part.row.shape, part.boxes) for part in dealt.parts]
 
 
