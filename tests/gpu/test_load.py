@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,3 +57,45 @@ def test_damage_is_told(run: Path) -> None:
         file.write(b"damage")
     with pytest.raises(CorruptError, match="fails its checksum"):
         zerostall.load(run, device="cuda")
+
+
+RANK = """
+import sys
+import torch, torch.distributed as dist
+import zerostall
+from zerostall.trainer.exchange import filling
+rank, world, store, run = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=world)
+device = torch.device("cuda", rank)
+alone = zerostall.load(run, device=device)["tensors"]
+for pass_on in (True, False):
+    filling.ROUND = 1
+    choose = filling.passing.choose
+    def chosen(*seen):
+        print("chosen", choose(*seen).reason)
+        return filling.passing.Way(pass_on, "as the test wants")
+    filling.passing.choose = chosen
+    found = zerostall.load(run, device=device, process_group=dist.group.WORLD)["tensors"]
+    filling.passing.choose = choose
+    for name, tensor in alone.items():
+        assert found[name].device == device and torch.equal(found[name], tensor), name
+dist.barrier()
+dist.destroy_process_group()
+print("ENDED")
+"""
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_ranks_over_nccl(run: Path, tmp_path: Path) -> None:
+    world = torch.cuda.device_count()
+    command = [str(world), str(tmp_path / "store"), str(run)]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), *command],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(world)
+    ]  # fmt: skip
+    for said in [child.communicate(timeout=100)[0] for child in ranks]:
+        assert "ENDED" in said and "chosen" in said, said
