@@ -33,16 +33,20 @@ struct CaptureOrder {
   zs::Pieces at_once;
   int announce;
 
-  std::unique_ptr<Capture> begin(uint64_t image) const {
+  std::unique_ptr<Capture> begin(uint64_t image, const Streams& streams, bool forecast,
+                                 std::pair<uint64_t, uint64_t> sampling) const {
     auto& tensors = nb::cast<zs::Tensors&>(sources);
     if (!tensors.refresh().empty()) return nullptr;
     zs::Arrays arrays = tensors.sources();
     const auto& workers = nb::cast<const zs::Pool&>(pool);
+    std::vector<nb::object> keep{pool, sources};
+    std::vector<zs::Training> trainings = trainings_of(streams, &keep);
     return made<zs::Capture>(
-        {pool, sources},
+        std::move(keep),
         [&] {
           return zs::Capture::begin(workers, plan, std::move(arrays), pointer<std::byte>(image), at_once,
-                                    announce, {}, UINT64_MAX, true);
+                                    announce, std::move(trainings), forecast ? zs::kForecast : UINT64_MAX,
+                                    true, {sampling.first, sampling.second});
         },
         at_once->size() < kBrief);
   }
@@ -184,8 +188,7 @@ void bind_copies(nb::module_& m) {
           },
           "Offset in the image, size and CRC-32C of what the device looked at of its sources, when done.");
 
-  nb::class_<CaptureOrder>(m, "CaptureOrder",
-                           "Captures of the same tensors, all in host memory, time and again.")
+  nb::class_<CaptureOrder>(m, "CaptureOrder", "Captures of the same tensors, time and again.")
       .def(
           "__init__",
           [](CaptureOrder* self, nb::object pool, const Plan& plan, nb::object sources, const Pieces& at_once,
@@ -193,9 +196,14 @@ void bind_copies(nb::module_& m) {
           "pool"_a, "plan"_a, "sources"_a, nb::kw_only(), "at_once"_a, "announce"_a = -1,
           nb::sig("def __init__(self, pool: Pool, plan: Plan, sources: Tensors, *, at_once: Pieces, "
                   "announce: int = -1) -> None"))
-      .def("begin", &CaptureOrder::begin, "image"_a, nb::sig("def begin(self, image: int) -> Capture | None"),
-           "A capture that is held, into the image at that address, after sources.refresh(); None where that "
-           "found some that are no longer what they were.");
+      .def(
+          "begin", &CaptureOrder::begin, "image"_a, "streams"_a = Streams(), "forecast"_a = false,
+          "sampling"_a = std::pair<uint64_t, uint64_t>(),
+          nb::sig("def begin(self, image: int, streams: collections.abc.Sequence[tuple[Device, int]] = (), "
+                  "forecast: bool = False, sampling: tuple[int, int] = (0, 0)) -> Capture | None"),
+          "A capture that is held, into the image at that address, after sources.refresh(); None where that "
+          "found some that are no longer what they were. `streams` and `sampling` as of Capture; `forecast`: "
+          "as its ahead=None, else a guard waits for all chunks.");
 
   nb::class_<Scatter, Job>(m, "Scatter", "Image to tensors.")
       .def(

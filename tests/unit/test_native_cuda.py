@@ -15,7 +15,7 @@ import pytest
 from standin.cuda import LAUNCH_FAILED, OUT_OF_MEMORY, FakeCuda, StandIn, Storage
 from zerostall import telemetry
 from zerostall.errors import CapabilityError, DeviceError
-from zerostall.native import Capture, Device, Plan, Pool, Scatter, Segment, Tensors, crc32c
+from zerostall.native import Capture, CaptureOrder, Device, Pieces, Plan, Pool, Scatter, Segment, Tensors, crc32c
 from zerostall.trainer.devices import Devices
 
 SIZES = [5000, 3, 70_000, 1, 4096, 250_000, 12]
@@ -86,6 +86,27 @@ def test_what_is_queued_before_counts_and_what_comes_after_does_not(
         assert bytes(segment.view(0, plan.nbytes)) == image_of(step)
         assert capture.checksums == [crc32c(image_of(step)[at : at + CHUNK]) for at in range(0, plan.nbytes, CHUNK)]
         assert capture.drain_seconds > 0
+
+
+@pytest.mark.parametrize("forecast", [False, True])
+def test_an_order_takes_captures_time_and_again(fake: FakeCuda, pool: Pool, device: Device, forecast: bool) -> None:
+    tensors, sources, plan = make(fake)
+    stream = fake.stream()
+    segment = room(plan, device)
+    order = CaptureOrder(pool, plan, sources, at_once=Pieces([1, 3, 4]))
+    for step in range(1, 5):
+        fill(fake, stream, tensors, step, first=5000)  # still running at save
+        capture = order.begin(segment.address, [(device, stream)], forecast, (step, 2))
+        assert capture is not None
+        for k in (1, 3, 4):  # forward does this
+            fake.work(stream, 0, tensors[k], 0xBB)
+        capture.start()
+        capture.protect(streams=[(device, stream)])
+        fill(fake, stream, tensors, 0xCC)  # the optimizer
+        assert capture.wait(60)
+        assert bytes(segment.view(0, plan.nbytes)) == image_of(step)
+    tensors[2].shape = (7,)
+    assert order.begin(segment.address, [(device, stream)]) is None
 
 
 def spare_and_train(

@@ -134,7 +134,7 @@ class Captures:
         self._straightened = Straightened(())
         self._at_once = native.Pieces(())
         self._plan: native.Plan | None = None
-        self._order: native.CaptureOrder | None = None  # what captures of a state all in host memory have in common
+        self._order: native.CaptureOrder | None = None  # what captures have in common that need nothing else
         self._coarse_plan: native.Plan | None = None
         self._finite: FiniteCheck | None = None
 
@@ -188,24 +188,28 @@ class Captures:
     def _begin(self, survey: Survey, slot: int) -> Taken:
         memory, sources, order = self._shelf.memory, self._sources, self._order
         assert memory is not None and sources is not None
+        devices, policies = self.devices, self._policies
+        if policies.asked == "auto" and policies.judge(survey.layout.nbytes) and self._on_devices:
+            devices.see(sources.devices, reserve=policies.reserve_bytes())
         if order is None or self._lockers.wanted:
-            return self._begin_on_devices(survey, slot, memory, sources)
-        if self._policies.asked == "auto":
-            self._policies.judge(survey.layout.nbytes)
+            return self._begin_otherwise(survey, slot, memory, sources)
         values = self._state.values(survey)
-        capture = order.begin(memory.address(slot))
+        if self._on_devices:
+            capture = order.begin(memory.address(slot), devices.now(), policies.redirects, self._checks.next())
+        else:
+            capture = order.begin(memory.address(slot))
         if capture is None:
             raise _Changed
-        return Taken(slot, survey.layout, capture, sources, values, self.devices, memory, self._finite, self._checks)
+        memory.say(busy=True)
+        return Taken(slot, survey.layout, capture, sources, values, devices, memory, self._finite, self._checks)
 
-    def _begin_on_devices(self, survey: Survey, slot: int, memory: Memory, sources: native.Tensors) -> Taken:
+    def _begin_otherwise(self, survey: Survey, slot: int, memory: Memory, sources: native.Tensors) -> Taken:
+        """Where strided tensors are made contiguous first, or the image goes to a peer's memory."""
         plan = self._plan
         assert plan is not None
         straightened, policies, devices = self._straightened, self._policies, self.devices
         if sources.refresh() or (straightened.indexes and not straightened.fits()):
             raise _Changed
-        if policies.asked == "auto" and policies.judge(survey.layout.nbytes) and self._on_devices:
-            devices.see(sources.devices, reserve=policies.reserve_bytes())
         values = self._state.values(survey)
         if straightened.indexes:
             straightened.fill()
@@ -269,7 +273,7 @@ class Captures:
             self.pool = native.Pool("copy", threads)
         self._plan, self._coarse_plan, self._runs = plan_of(layout), None, ()
         self._order = None
-        if not self._on_devices:
+        if not stand_ins:
             self._order = native.CaptureOrder(
                 self.pool, self._plan, self._sources, at_once=self._at_once, announce=self._announce
             )
