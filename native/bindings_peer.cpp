@@ -4,6 +4,7 @@
 #include "error.hpp"
 #include "peer.hpp"
 #include "recall.hpp"
+#include "relay.hpp"
 #include "tensors.hpp"
 #include "unload.hpp"
 
@@ -12,6 +13,7 @@ namespace {
 
 using Unload = JobOf<zs::Unload>;
 using Recall = JobOf<zs::Recall>;
+using Relay = JobOf<zs::Relay>;
 using Runs = std::vector<std::pair<uint64_t, uint64_t>>;
 
 void bind_facts(nb::module_& m) {
@@ -89,6 +91,26 @@ void bind_unload(nb::module_& m) {
           "CRC-32C of each chunk of the whole image, when done.");
 }
 
+void bind_relay(nb::module_& m) {
+  nb::class_<Relay, Job>(m, "Relay", "What lies in a vault of an image, to another vault.")
+      .def(
+          "__init__",
+          [](Relay* self, nb::object pool, nb::object device, nb::object vault, uint64_t at, uint64_t peer,
+             const Runs& runs) {
+            const auto& workers = nb::cast<const zs::Pool&>(pool);
+            const std::shared_ptr<zs::Device> to = nb::cast<const Device&>(device).device;
+            const auto& memory = nb::cast<const zs::Vault&>(vault);
+            make(self, {pool, device, vault},
+                 [&] { return zs::Relay::begin(workers, to, memory, at, peer, runs); });
+          },
+          "pool"_a, "device"_a, "vault"_a, "at"_a, nb::kw_only(), "peer"_a, "runs"_a,
+          nb::sig("def __init__(self, pool: Pool, device: Device, vault: Vault, at: int, *, peer: int, "
+                  "runs: collections.abc.Sequence[tuple[int, int]]) -> None"),
+          "`runs` (offset, size) of the memory at `peer`, which must stay open, are copied to the same "
+          "offsets "
+          "from `at` of the vault, by the copy engines of `device`.");
+}
+
 void bind_recall(nb::module_& m) {
   nb::class_<Recall, Job>(m, "Recall", "What lies in a vault of an image, to tensors on a device.")
       .def(
@@ -129,6 +151,7 @@ void bind_peer(nb::module_& m) {
   bind_facts(m);
   bind_lending(m);
   bind_unload(m);
+  bind_relay(m);
   bind_recall(m);
 }
 

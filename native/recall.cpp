@@ -8,10 +8,6 @@
 namespace zs {
 namespace {
 
-constexpr uint64_t kPart = uint64_t{64}
-                           << 20;  // a mark behind each: over NVLink one of 16 MiB is over in 43 us
-constexpr uint64_t kAhead = 8;     // parts in flight: soon over when it is given up
-
 bool within(std::span<const std::pair<uint64_t, uint64_t>> runs, uint64_t offset, uint64_t nbytes) {
   const auto after = std::upper_bound(runs.begin(), runs.end(), offset,
                                       [](uint64_t at, const auto& run) { return at < run.first; });
@@ -28,12 +24,8 @@ std::shared_ptr<Recall> Recall::begin(const Pool& pool, std::shared_ptr<const Pl
                                       Training training) {
   if (targets.data.size() != pieces.size()) throw Error(Kind::usage, "as many targets as pieces are needed");
   training.device->refuse_capturing(training.stream);
-  auto lane = std::make_shared<Lane>();
-  lane->way = cuda::Way::from_peer;
-  lane->ahead = kAhead;
-  lane->pinned = true;
+  auto lane = empty_lane();
   std::vector<uint32_t> taken;
-  uint64_t in_part = kPart;
   for (size_t k = 0; k < pieces.size(); ++k) {
     if (pieces[k] >= plan->pieces())
       throw Error(Kind::usage, "there is no piece " + std::to_string(pieces[k]) + " in the plan");
@@ -45,53 +37,22 @@ std::shared_ptr<Recall> Recall::begin(const Pool& pool, std::shared_ptr<const Pl
     taken.push_back(static_cast<uint32_t>(k));
     for (uint64_t at = offset; at < offset + size;) {
       const uint64_t next = std::min(offset + size, (at / plan->chunk_bytes() + 1) * plan->chunk_bytes());
-      if (in_part >= kPart) {
-        lane->open(0);
-        in_part = 0;
-      }
-      lane->add({reinterpret_cast<CUdeviceptr>(targets.data[k] + (at - offset)), peer + at, next - at});
-      lane->parts.back().name += next - at;  // what it is called is its number of bytes
-      in_part += next - at;
+      add(*lane, {reinterpret_cast<CUdeviceptr>(targets.data[k] + (at - offset)), peer + at, next - at});
       at = next;
     }
   }
   std::shared_ptr<Recall> job(
       new Recall(pool, std::move(plan), std::move(taken), peer, std::move(training), std::move(lane)));
-  if (!job->lane_->parts.empty()) {
-    job->lane_->landing = job.get();
-    try {
-      job->training_.device->begin(job->lane_, job->training_.stream, {}, cuda::Way::within, job);
-    } catch (...) {
-      job->cancel();
-      throw;
-    }
-  }
-  job->start();
+  run(job);
   return job;
 }
 
 Recall::Recall(const Pool& pool, std::shared_ptr<const Plan> plan, std::vector<uint32_t> taken,
                CUdeviceptr peer, Training training, std::shared_ptr<Lane> lane)
-    : Job(pool.workers(), lane->parts.size(), lane->parts.size()),
+    : Relay(pool, std::move(training), std::move(lane)),
       plan_(std::move(plan)),
       taken_(std::move(taken)),
-      peer_(peer),
-      training_(std::move(training)),
-      lane_(std::move(lane)) {}
-
-void Recall::landed(std::span<const uint64_t> parts) noexcept {
-  for (const uint64_t nbytes : parts) add_progress(nbytes);
-  retire(parts.size());
-}
-
-void Recall::dropped(uint64_t parts, std::exception_ptr why) noexcept {
-  fail(std::move(why));
-  retire(parts);
-}
-
-uint64_t Recall::drop_kept() noexcept {
-  return training_.device->drop(*lane_);
-}
+      peer_(peer) {}
 
 std::vector<uint64_t> Recall::bad(const std::byte* image, std::span<const uint32_t> checksums) const {
   if (!done() || cancelled()) throw Error(Kind::usage, "what has not arrived cannot be checked");

@@ -2,23 +2,20 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <memory>
 #include <span>
 #include <utility>
 #include <vector>
 
-#include "capture.hpp"
 #include "plan.hpp"
-#include "pool.hpp"
+#include "relay.hpp"
 
 namespace zs {
 
-// Brings those pieces of an image that lie whole in a vault and belong on a device straight there: copy
-// engines read the other device's memory. A unit is a part of the device's lane, which retires it.
+// Brings those pieces of an image that lie whole in a vault and belong on a device straight there.
 //
-// Nothing is checked on the way. What has arrived the device looks at itself, in its own memory: `bad`.
-class Recall final : public Job, private Landing {
+// What has arrived the device looks at itself, in its own memory: `bad`.
+class Recall final : public Relay {
  public:
   // targets[i] is to receive piece pieces[i] of the plan; pieces rise. `peer`: address here of the vault's
   // memory, in which each byte of `runs` (offsets and sizes in the image, rising) lies at its offset. All of
@@ -35,21 +32,14 @@ class Recall final : public Job, private Landing {
   // cannot look.
   std::vector<uint64_t> bad(const std::byte* image, std::span<const uint32_t> checksums) const;
 
- protected:
-  void work(uint64_t) override {}  // no unit is claimed
-  uint64_t drop_kept() noexcept override;
-
  private:
+  // No copy of the lane lies in two chunks.
   Recall(const Pool& pool, std::shared_ptr<const Plan> plan, std::vector<uint32_t> taken, CUdeviceptr peer,
          Training training, std::shared_ptr<Lane> lane);
-  void landed(std::span<const uint64_t> parts) noexcept override;
-  void dropped(uint64_t parts, std::exception_ptr why) noexcept override;
 
   const std::shared_ptr<const Plan> plan_;
   const std::vector<uint32_t> taken_;
   const CUdeviceptr peer_;
-  const Training training_;
-  const std::shared_ptr<Lane> lane_;  // none of its copies lies in two chunks
 };
 
 }  // namespace zs

@@ -9,6 +9,7 @@
 #include "../crc32c.hpp"
 #include "../error.hpp"
 #include "../pinned.hpp"
+#include "../relay.hpp"
 #include "../scatter.hpp"
 #include "../unload.hpp"
 #include "check.hpp"
@@ -199,7 +200,8 @@ bool comes_out_wrong(const std::string& safeguard) {
   return !image.is(state.image(1));
 }
 
-// To another device's memory first, and from there to where the rest of the image lies.
+// To another device's memory first, and from there to where the rest of the image lies; every other time from
+// the copy that a third vault has fetched.
 void through_a_vault(uint64_t freeze_bytes, int us) {
   reset();
   zs::Pool pool("test", 2);
@@ -209,6 +211,7 @@ void through_a_vault(uint64_t freeze_bytes, int us) {
   if (freeze_bytes != 0) first.device->vram()->reserve(freeze_bytes, kChunk);
   const Image image(state, &second);
   const zs::Vault vault(second.device->context(), 2 * state.plan->nbytes() + 4096);
+  const zs::Vault mirror(first.device->context(), state.plan->nbytes());
   const std::vector<uint32_t> at_once = {0, 7, 50, 119};
   delay(us);
   for (int step = 1; step < 6; ++step) {
@@ -223,13 +226,21 @@ void through_a_vault(uint64_t freeze_bytes, int us) {
     for (size_t k = 0; k < 120; ++k) state.write(k, 0xCC, trainings);
     CHECK(capture->wait_for(std::nullopt));
     capture->rethrow();
-    const auto unload = zs::Unload::begin(pool, second.device, vault, place, image.data(),
-                                          state.plan->nbytes(), kChunk, capture->on_devices());
+    const auto relay =
+        zs::Relay::begin(pool, first.device, mirror, 0, vault.at() + place, capture->on_devices());
+    if (step % 2 == 0) CHECK(relay->wait_for(std::nullopt));
+    const auto unload = step % 2 == 0
+                            ? zs::Unload::begin(pool, first.device, mirror, 0, image.data(),
+                                                state.plan->nbytes(), kChunk, capture->on_devices())
+                            : zs::Unload::begin(pool, second.device, vault, place, image.data(),
+                                                state.plan->nbytes(), kChunk, capture->on_devices());
     CHECK(unload->wait_for(std::nullopt));
     unload->rethrow();
     const std::vector<std::byte> expected = state.image(step);
     CHECK(image.is(expected));
     CHECK(unload->checksums() == checksums_of(expected));
+    CHECK(relay->wait_for(std::nullopt));
+    relay->rethrow();
   }
   reset();
 }

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from zerostall.core.exchange import ExportOptions, ImportOptions
     from zerostall.core.policy import Remote
     from zerostall.core.retention import Keep
+    from zerostall.core.vaults import Peer
     from zerostall.flow.catalog import diff, pin, snapshots, verify
     from zerostall.trainer.checkpointer import Checkpointer
     from zerostall.trainer.exchange.files import export, import_file
@@ -31,6 +32,7 @@ __all__ = [
     "ExportOptions",
     "ImportOptions",
     "Keep",
+    "Peer",
     "RankLocal",
     "Remote",
     "Saving",
@@ -51,6 +53,7 @@ _HOMES = {
     "ExportOptions": "zerostall.core.exchange",
     "ImportOptions": "zerostall.core.exchange",
     "Keep": "zerostall.core.retention",
+    "Peer": "zerostall.core.vaults",
     "RankLocal": "zerostall.trainer.state.rank_local",
     "Remote": "zerostall.core.policy",
     "Saving": "zerostall.trainer.saving",

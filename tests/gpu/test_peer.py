@@ -20,6 +20,7 @@ import torch
 import zerostall
 from gpu.test_cuda_capture import POLICIES, assert_same, clones, step, tensors, training
 from hand import agent_pid, kill_agent, wait_until
+from training import agent_report
 from zerostall import config
 from zerostall.errors import ZerostallError
 from zerostall.native.topology import topology
@@ -176,6 +177,51 @@ def test_a_restore_comes_from_the_vault_and_from_host_memory_where_that_is_spoil
             assert_same(tensors(model, optimizer), expected)
             assert ckpt.stats.restored_from == tier
             spoil(ckpt)
+
+
+def test_a_mirror_serves_when_the_first_copy_is_spoilt_and_when_its_vault_is_killed(tmp_path: Path) -> None:
+    if torch.cuda.device_count() < 3:
+        pytest.skip("three GPUs are needed")
+    model, optimizer = training(width=4096)
+    with zerostall.Checkpointer(
+        tmp_path, when_busy="wait", keep=9, peer=zerostall.Peer(copies=2), model=model, optimizer=optimizer
+    ) as ckpt:
+        number = until_stowed(ckpt, lambda: step(model, optimizer), 1)
+        wait_until(lambda: len(vault_pids()) == 2)
+        wait_until(lambda: " mirrored in " in peer_tier())
+        for killed in (False, True):
+            for _ in range(3):  # the mirror may have come after the place was granted
+                step(model, optimizer)
+                expected = clones(model, optimizer)
+                ckpt.save(number := number + 1).wait("host")
+            wait_until(lambda: ", 2 mirrored in " in peer_tier())
+            start = time.perf_counter()
+            if killed:
+                os.kill(vault_pids()[0], signal.SIGKILL)
+            else:
+                spoil(ckpt)
+            step(model, optimizer)
+            assert ckpt.restore(number) == number
+            torch.cuda.synchronize()
+            print(f"restored from the mirror in {time.perf_counter() - start:.3f} s, first vault killed: {killed}")
+            assert_same(tensors(model, optimizer), expected)
+            assert ckpt.stats.restored_from == "peer"
+
+
+def vault_pids() -> list[int]:
+    """In the order of their GPUs; the trainer's is the first of all."""
+    agent = agent_pid(config.runtime_dir())
+    ordinals = {uuid: facts.ordinal for uuid, facts in topology()[0].items()}
+    found = {}
+    for pid in Path(f"/proc/{agent}/task/{agent}/children").read_text().split():
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        found[ordinals[words[words.index("--gpu") + 1]]] = int(pid)
+    return [found[ordinal] for ordinal in sorted(found)]
+
+
+def peer_tier() -> str:
+    (rank,) = agent_report(config.runtime_dir()).ranks
+    return next((tier.where for tier in rank.tiers if tier.tier == "peer"), "")
 
 
 def spoil(ckpt: zerostall.Checkpointer) -> None:

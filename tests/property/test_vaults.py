@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerostall.core.vaults import Link, Links, place
+from zerostall.core.vaults import Link, Links, mirror, place
 
 NVLINK, PCIE = Link(0, True), Link(1, False)
 
@@ -78,6 +78,44 @@ def test_any_topology(drawn: tuple[list[str], Links]) -> None:
     lenders = [choice.gpu for choice in found.values() if choice.gpu is not None]
     if _matching(gpus, links) == len(gpus):
         assert len(set(lenders)) == len(gpus)
+
+
+@given(topologies())
+def test_a_mirror_lies_on_a_third_gpu_that_reaches_the_first_copy(drawn: tuple[list[str], Links]) -> None:
+    gpus, links = drawn
+    first = place(gpus, links)
+    second = mirror(gpus, links, first)
+    assert second == mirror(gpus, links, first) and set(second) == set(gpus)
+    able = {
+        gpu: [o for o in gpus if o not in (gpu, first[gpu].gpu) and (o, first[gpu].gpu) in links and (gpu, o) in links]
+        for gpu in gpus
+    }
+    for gpu in gpus:
+        chosen = second[gpu].gpu
+        assert chosen in able[gpu] if able[gpu] else chosen is None
+        assert second[gpu].reason
+    mirrors = [choice.gpu for choice in second.values() if choice.gpu is not None]
+    if _matching(gpus, {(gpu, other): NVLINK for gpu, others in able.items() for other in others}) == len(gpus):
+        assert len(set(mirrors)) == len(gpus)
+
+
+@given(st.integers(3, 16))
+def test_where_all_reach_all_each_gpu_keeps_one_of_each(count: int) -> None:
+    gpus = names(count)
+    links = all_of(gpus)
+    first = place(gpus, links)
+    second = mirror(gpus, links, first)
+    assert len({choice.gpu for choice in first.values()}) == len({choice.gpu for choice in second.values()}) == count
+    assert all(len({gpu, first[gpu].gpu, second[gpu].gpu}) == 3 for gpu in gpus)
+
+
+def test_two_gpus_have_no_mirror_and_it_is_said_why() -> None:
+    gpus = names(2)
+    links = all_of(gpus)
+    assert "takes three GPUs" in mirror(gpus, links, place(gpus, links))["GPU-0"].reason
+    pairs = names(4)
+    links = dict.fromkeys([("GPU-0", "GPU-1"), ("GPU-1", "GPU-0"), ("GPU-2", "GPU-3"), ("GPU-3", "GPU-2")], NVLINK)
+    assert "no third GPU reaches" in mirror(pairs, links, place(pairs, links))["GPU-0"].reason
 
 
 def _matching(gpus: list[str], links: Links) -> int:

@@ -148,6 +148,7 @@ def serve(where: str, options: dict[str, Any]) -> Iterator[Any]:
 
     from standin.cuda import FakeCuda, StandIn
     from zerostall import telemetry
+    from zerostall.core.vaults import Peer
     from zerostall.trainer import checkpointer as module
 
     fake = FakeCuda(Path(os.environ["ZEROSTALL_LIBCUDA"]))
@@ -160,6 +161,8 @@ def serve(where: str, options: dict[str, Any]) -> Iterator[Any]:
     State.at_once = tuple(options.pop("at_once", State.at_once))
     State.other = options.pop("other", None)
     places = itertools.cycle(options.pop("places", [0]))
+    if copies := options.pop("copies", 0):
+        options["peer"] = Peer(copies)
     tensors = {f"t{k}": StandIn(fake, size, index=next(places)) for k, size in enumerate(SIZES)}
     array = np.zeros(HOST, np.uint8)
     ckpt = module.Checkpointer(where, rng=False, holders={**tensors, "host": array}, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,7 @@ from zerostall.native import (
     Plan,
     Pool,
     Recall,
+    Relay,
     Segment,
     Tensors,
     Unload,
@@ -198,6 +200,31 @@ def test_a_recall_that_fails_or_is_given_up_says_so_and_the_next_works(fake: Fak
     del job
     last = drained.recall(everything, drained.targets)
     assert last.wait(60) and last.bad(drained.segment.address, drained.checksums) == []
+
+
+def test_one_vault_fetches_what_lies_in_another(fake: FakeCuda, pool: Pool, devices) -> None:
+    nbytes = 150 << 20  # several parts
+    first, second = Vault(devices[0], 2 * nbytes), Vault(devices[1], nbytes + 4096)
+    runs = [(0, 100), (5000, 70 << 20), (100 << 20, 50 << 20)]
+    for number, (offset, size) in enumerate(runs, start=1):
+        ctypes.memset(first.address + nbytes + offset, number, size)
+    fake.fail("cuMemcpyDtoDAsync", 2, LAUNCH_FAILED)
+    fake.fail("cuMemcpyBatchAsync", 1, LAUNCH_FAILED)
+    for attempt in range(2):
+        job = Relay(pool, devices[1], second, 4096, peer=first.address + nbytes, runs=runs)
+        if attempt == 0:
+            with pytest.raises(DeviceError):
+                job.wait(60)
+        else:
+            job.wait(60)
+            assert job.nbytes_done == sum(size for _, size in runs)
+    for number, (offset, size) in enumerate(runs, start=1):
+        here = ctypes.string_at(second.address + 4096 + offset, size)
+        assert here == bytes([number]) * size
+    assert ctypes.string_at(second.address + 4096 + 100, 100) != b"\x01" * 100  # what is not in a run stays
+    for at, wrong in ((nbytes + 4097, [(0, 1)]), (4097, [(0, nbytes)]), (0, [(50, 10), (40, 5)])):
+        with pytest.raises(ValueError, match="rise and end within"):
+            Relay(pool, devices[1], second, at, peer=first.address, runs=wrong)
 
 
 def test_what_makes_no_sense_is_refused(fake: FakeCuda, pool: Pool, devices) -> None:

@@ -45,7 +45,7 @@ class Restored:
         checksums = [native.crc32c(data[at : at + CHUNK]) for at in range(0, NBYTES, CHUNK)]
         record = SimpleNamespace(nbytes=NBYTES, checksums=checksums)
         kept = Kept(gpu="GPU-other", handle=b"", offset=0, runs=((0, NBYTES),))
-        self.image = pouring.Mapped(record, self.segment, 0, kept=kept)  # type: ignore[arg-type]
+        self.image = pouring.Mapped(record, self.segment, 0, kept=(kept,))  # type: ignore[arg-type]
 
     def _now(self) -> list[tuple[native.Device, int]]:
         return [(device, self.stream) for device in self.devices._open.values()]

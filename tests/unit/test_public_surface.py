@@ -12,7 +12,7 @@ import zerostall
 from zerostall import errors
 
 NAMES = {
-    *("Checkpointer", "ExportOptions", "ImportOptions", "Keep", "RankLocal", "Remote", "Saving", "errors"),
+    *("Checkpointer", "ExportOptions", "ImportOptions", "Keep", "Peer", "RankLocal", "Remote", "Saving", "errors"),
     *("diff", "export", "import_file", "load", "optim", "pin", "snapshots", "verify"),
 }
 ERRORS = {
@@ -51,6 +51,7 @@ PARAMETERS = {
     "Checkpointer.close": "self timeout",
     "Saving.wait": "self tier timeout",
     "Keep": "last every best mode",
+    "Peer": "copies",
     "Remote": "url every keep rate",
     "RankLocal": "value only",
     "snapshots": "where",

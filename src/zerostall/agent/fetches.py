@@ -246,9 +246,10 @@ class Fetches:
         held = tier.hold(request.step)
         client.fetched.append(lambda: tier.release(held))
         record = held.image.record
-        lent = stowage.lend(Past(record.step, record.created)) if stowage is not None else None
-        if lent is not None:
-            client.fetched.append(lent[1])
+        kept: tuple[m.Kept, ...] = ()
+        if stowage is not None:
+            kept, release = stowage.lend(Past(record.step, record.created))
+            client.fetched.append(release)
         known = request.chunks is not None
         answer = m.Fetched(
             id=request.id,
@@ -258,7 +259,7 @@ class Fetches:
             layout=b"" if known else layouts.encode(tier.layout),
             record=b"" if known else manifests.encode_record(record),
             verified=False,
-            kept=None if lent is None else lent[0],
+            kept=kept,
         )
         client.send(answer, tier.segment.fileno())
 

@@ -1,117 +1,92 @@
-"""One rank's images in another GPU's memory, and their way from there to host memory.
+"""One rank's images in other GPUs' memory, and their way from there to host memory.
 
-What has been drained stays there until its place is wanted: whoever restores copies it from there, GPU to GPU.
+An image is captured into a place of the first locker. Where a second copy is wanted, the vault of the second fetches it
+from there. It is drained from whichever copy serves, and what has been drained stays until its place is wanted: whoever
+restores copies it from there, GPU to GPU.
 """
 
 from __future__ import annotations
 
-import secrets
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from zerostall.core import backoff, checksum
+from zerostall.agent.consignment import Consignment, Copy, names_at
+from zerostall.agent.locker import Locker
+from zerostall.core import checksum
 from zerostall.core import manifest as manifests
 from zerostall.core.candidates import Past
-from zerostall.core.places import Places
 from zerostall.errors import AgentError, DeviceError, FormatError, GhostError, ZerostallError
 from zerostall.telemetry import log, say_once
-from zerostall.tiers.host import PAGE
 from zerostall.wire import lockers as w
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from zerostall.agent.berth import Berth, Wish
     from zerostall.agent.client import Client
     from zerostall.agent.run import Run
     from zerostall.agent.vaults import Vaults
-    from zerostall.core.layout import Layout
     from zerostall.core.manifest import Record
-    from zerostall.tiers.host import HostTier
 
-PLACES = 2
-"""One is captured into while the other is emptied."""
 LINGER_SECONDS = 60.0
 """A GPU's memory is not kept for longer for a trainer that is gone: one that takes its place may restore from there."""
 PATIENCE_SECONDS = 60.0
 """How long the draining of an image may take, and LEAST_RATE more: restores wait for it."""
 LEAST_RATE = 0.5e9
-_MOST_FAILURES = 5
 _NAMED = 5
 
 
-@dataclass(slots=True)
-class _Consignment:
-    """An image that is whole but for what lies in the locker. `revoked`: why nobody wants it any more."""
-
-    tier: HostTier
-    slot: int
-    stowed: w.Stowed
-    record: Record
-    wish: Wish
-    order: int = 0
-    promised: set[str] = field(default_factory=set)
-    revoked: str = ""
-
-
 class Stowage:
-    """Driven by the agent's loop; see `vaults.Renter`. Images are emptied in the order in which they came."""
+    """Driven by the agent's loop; see `locker.Holder`. Images are emptied in the order in which they came."""
 
     def __init__(self, run: Run, berth: Berth, vaults: Vaults) -> None:
         self._run = run
         self._berth = berth
         self._vaults = vaults
-        self._gpu = ""
-        self._nbytes = 0
-        self._key = 0
-        self._handle = b""
-        self._places = Places(0)
+        whose = f"rank {berth.rank} of {run.where}"
+        self._first = Locker(vaults, self, whose)
+        self._second = Locker(vaults, self, f"the mirror of {whose}")
+        self._rented: w.Rent | None = None
         self._granted: tuple[int, int] | None = None  # locker and place; stays when the locker is gone
-        self._queue: list[_Consignment] = []
-        self._shown: set[int] = set()
-        self._failures = 0
-        self._retry_at = 0.0
+        self._queue: list[Consignment] = []
+        self._copying: dict[int, tuple[Consignment, Copy]] = {}  # by order
         self._alone_since = 0.0
         self._late_at = 0.0  # when the image that is drained now should long be in host memory
         self._tenant: Client | None = None
         self._last: Client | None = None
         self._newest: tuple[int, float] | None = None
-        self.last_error = ""
 
     # -------------------------------------------------------------------------------------------- what trainers say
 
     def rent(self, request: w.Rent) -> None:
-        """The trainer wants a locker; the one that is there serves if it fits."""
+        """The trainer wants lockers; those that are there serve if they fit."""
         self._tenant = self._berth.client
-        if (request.gpu, request.nbytes) != (self._gpu, self._nbytes):
+        if request != self._rented:
             self._give_back("its trainer has asked for another locker")
-            self._gpu, self._nbytes, self._failures = request.gpu, request.nbytes, 0
-            self._ask()
-        elif self._handle:
+            self._rented = request
+        if self._first.handle:
             self._berth.send(self._locker())
-        elif not self._key:
-            self._failures = 0
-            self._ask()
+        self._first.ask(request.gpu, request.nbytes)
+        if request.mirror:
+            self._second.ask(request.mirror, request.nbytes)
 
     def no_use(self, message: w.NoUse) -> None:
         """The trainer cannot reach it."""
-        if message.locker == self._key:
+        if message.locker == self._first.key:
             log.warning("rank %d of %s cannot use its locker: %s", self._berth.rank, self._run.where, message.reason)
             self._give_back(message.reason)
-            self._gpu = ""
 
     def reserve(self) -> tuple[int, int] | None:
         """Locker and place for the next capture; locker 0 where there is none, None where all places are taken."""
-        if not self._handle:
+        if not self._first.handle:
             return 0, 0
-        index = self._places.reserve()
+        index = self._first.places.reserve()
         if index is None:
             return None
-        self._granted = self._key, index
+        self._granted = self._first.key, index
         return self._granted
 
     def ungrant(self) -> None:
@@ -119,8 +94,8 @@ class Stowage:
         if self._granted is not None:
             key, index = self._granted
             self._granted = None
-            if key == self._key:
-                self._places.free(index)
+            if key == self._first.key:
+                self._first.places.free(index)
 
     def stow(self, slot: int, record: Record, wish: Wish, stowed: w.Stowed) -> None:
         """A capture is whole, here and in its slot."""
@@ -129,18 +104,22 @@ class Stowage:
             self._say_spoiled(record, wish, AgentError("it was captured for an agent that is gone"))
             return
         self._granted = None
-        if stowed.locker != self._key:
+        first = self._first
+        if stowed.locker != first.key:
             tier.slots.discard(slot)
-            gone = AgentError(f"the vault that it was captured into is gone: {self.last_error}")
+            gone = AgentError(f"the vault that it was captured into is gone: {first.last_error}")
             self._say_spoiled(record, wish, gone)
             return
-        if (record.layout, record.begins) != (tier.layout.digest, tier.layout.begins) or record.nbytes > self._nbytes:
+        if (record.layout, record.begins) != (tier.layout.digest, tier.layout.begins) or record.nbytes > first.stride:
             raise FormatError("what was stowed is of another layout than this memory")
         tier.slots.fill(slot)
-        self._places.drain(stowed.place)
-        self._queue.append(_Consignment(tier, slot, stowed, record, wish))
+        first.places.drain(stowed.place)
+        captured = Copy(first, first.places, stowed.place, whole=True)
+        image = Consignment(tier, slot, stowed, record, wish, [captured])
+        self._queue.append(image)
+        self._mirror(image)
         if len(self._queue) == 1:
-            self._drain(self._queue[0])
+            self._drain(image)
 
     def promise(self, past: Past, where: str) -> bool:
         """Somebody waits for it in a slower tier; True where it is here, and promised once it is sealed."""
@@ -157,132 +136,146 @@ class Stowage:
         found.revoked = reason
         return found.wish
 
-    def lend(self, past: Past) -> tuple[w.Kept, Callable[[], None]] | None:
-        """Where that very image lies here, too, if it does; it stays until the function is called."""
-        place = self._places.hold(past)
-        if place is None:
-            return None
-        places = self._places  # those of the locker of now
-        kept = w.Kept(gpu=self._gpu, handle=self._handle, offset=place.index * self._stride, runs=place.runs)
-        return kept, lambda: places.release(place.index)
+    def lend(self, past: Past) -> tuple[tuple[w.Kept, ...], Callable[[], None]]:
+        """Where that very image lies here, too; it stays until the function is called."""
+        kept: list[w.Kept] = []
+        held: list[Callable[[], None]] = []
+        for locker in (self._first, self._second):
+            place = locker.places.hold(past)
+            if place is not None:
+                offset = place.index * locker.stride
+                kept.append(w.Kept(gpu=locker.gpu, handle=locker.handle, offset=offset, runs=place.runs))
+                held.append(lambda places=locker.places, index=place.index: places.release(index))
 
-    def _find(self, past: Past) -> _Consignment | None:
+        def release() -> None:
+            for let_go in held:
+                let_go()
+
+        return tuple(kept), release
+
+    def _find(self, past: Past) -> Consignment | None:
         return next((c for c in self._queue if (c.record.step, c.record.created) == (past.step, past.created)), None)
 
-    # --------------------------------------------------------------------------------------------- what the vault says
+    # --------------------------------------------------------------------------------------------- what the vaults say
 
-    def opened(self, opened: w.Opened) -> None:
-        self._handle, self._places = opened.handle, Places(opened.places)
+    def came(self, locker: Locker) -> None:
         if self._berth.current is not None:
-            self._show(self._berth.current)
-        self._berth.send(self._locker())
+            locker.show(self._berth.current)
+        if locker is self._first:
+            self._berth.send(self._locker())
 
-    def declined(self, reason: str) -> None:
-        self._key, self.last_error = 0, reason
-        say_once(
-            f"no locker on {self._gpu} for {self._run.where} {self._berth.rank}",
-            "rank %d of %s has no locker in the memory of %s: %s",
-            self._berth.rank,
-            self._run.where,
-            self._gpu,
-            reason,
-        )
-        self._berth.send(w.NoLocker(key=0, reason=reason))
+    def refused(self, locker: Locker, reason: str) -> None:
+        if locker is self._first:
+            self._berth.send(w.NoLocker(key=0, reason=reason))
 
     def emptied(self, emptied: w.Emptied) -> None:
-        done = self._pop(emptied.id)
-        if done is None:
+        image = self._of(emptied.id)
+        if image is None:
             return
-        self._failures = 0
         sums = list(emptied.checksums)
         record = msgspec.structs.replace(
-            done.record, checksums=sums, checksum=checksum.whole(sums, done.record.nbytes, done.record.chunk_bytes)
+            image.record, checksums=sums, checksum=checksum.whole(sums, image.record.nbytes, image.record.chunk_bytes)
         )
-        problem: ZerostallError | None = None
-        if done.revoked or done.tier is not self._berth.current:
-            problem = AgentError(done.revoked or "other memory was lent meanwhile")
+        if image.revoked or image.tier is not self._berth.current:
+            self._drop(image, AgentError(image.revoked or "other memory was lent meanwhile"))
         elif emptied.ghosts:
-            names = _names_at(done.tier.layout, emptied.ghosts)
-            problem = GhostError(f"other bytes arrived than the device held at save: {', '.join(names[:_NAMED])}")
-        past = Past(record.step, record.created)
-        if problem:
-            self._places.free(done.stowed.place)
+            names = ", ".join(names_at(image.tier.layout, emptied.ghosts)[:_NAMED])
+            self._other_copy(image, GhostError(f"other bytes arrived than the device held at save: {names}"))
         else:
-            self._places.keep(done.stowed.place, past, done.stowed.runs)
-            encoded = manifests.encode_record(record)
-            self._berth.send(w.Drained(slot=done.slot, step=record.step, created=record.created, record=encoded))
-            try:
-                self._run.seal(self._berth, done.slot, record, done.wish)
-                self._newest = record.step, record.created
-                for where in done.promised:
-                    self._run.promises.make(self._berth, past, where)
-            except ZerostallError as error:
-                problem = error
-                self._places.forget(past)
-        if problem:
-            self._throw_away(done, problem)
-        self._next()
+            self._seal(image, record)
+
+    def mirrored(self, order: int) -> None:
+        if order in self._copying:
+            image, copy = self._copying.pop(order)
+            image.arrived(copy, whole=True)
+            self._go_on_with(image)
 
     def stuck(self, order: int, reason: str) -> None:
-        done = self._pop(order)
-        if done is not None:
-            self.last_error = reason
-            self._places.free(done.stowed.place)
-            self._throw_away(done, DeviceError(f"it could not be drained: {reason}"))
-            self._next()
+        if order in self._copying:
+            image, copy = self._copying.pop(order)
+            image.arrived(copy, whole=False)
+            whose = copy.locker.gpu
+            say_once(f"no mirror on {whose}", "the vault of %s cannot copy an image from another: %s", whose, reason)
+            self._go_on_with(image)
+        elif (image := self._of(order)) is not None:
+            self._other_copy(image, DeviceError(f"it could not be drained: {reason}"))
 
-    def lost(self, reason: str) -> None:
-        self._failures += 1
-        self.last_error = reason
-        self._forget(f"the vault of {self._gpu} is gone: {reason}")
-        if self._failures <= _MOST_FAILURES:
-            self._retry_at = time.monotonic() + backoff.pause(self._failures, 0.5)
-        else:
-            say_once(f"vault {self._gpu} given up", "the vault of %s is given up: %s", self._gpu, reason)
+    def gone(self, locker: Locker, key: int, reason: str) -> None:
+        self._forget(locker, key, f"the vault of {locker.gpu} is gone: {reason}")
 
     # ------------------------------------------------------------------------------------------------------- within
 
-    def _ask(self) -> None:
-        self._retry_at = 0.0
-        self._key = secrets.randbits(62) | 1
-        self._vaults.lend(self._gpu, w.Lend(key=self._key, stride=self._stride, places=PLACES), self)
-
-    @property
-    def _stride(self) -> int:
-        return -(-max(self._nbytes, 1) // PAGE) * PAGE
-
     def _locker(self) -> w.Locker:
+        first = self._first
         return w.Locker(
-            key=self._key, gpu=self._gpu, handle=self._handle, stride=self._stride, places=len(self._places)
+            key=first.key, gpu=first.gpu, handle=first.handle, stride=first.stride, places=len(first.places)
         )
 
-    def _show(self, tier: HostTier) -> None:
-        if tier.key not in self._shown:
-            self._shown.add(tier.key)
-            show = w.Show(key=tier.key, nbytes=tier.segment.nbytes, stride=tier.stride)
-            self._vaults.show(self._gpu, show, tier.segment.fileno())
+    def _mirror(self, image: Consignment) -> None:
+        """Have it copied to the second locker, where there is one with a place."""
+        second, captured = self._second, image.copies[0]
+        index = second.places.reserve() if second.handle else None
+        if index is None:
+            return
+        captured.places.read(captured.index)
+        copy = Copy(second, second.places, index, whole=False, late_at=_late(image.record))
+        image.copies.append(copy)
+        order = self._vaults.next_order()
+        self._copying[order] = image, copy
+        second.order(image.mirror_order(order, copy))
 
-    def _drain(self, image: _Consignment) -> None:
+    def _of(self, order: int) -> Consignment | None:
+        return self._queue[0] if self._queue and self._queue[0].order == order else None
+
+    def _drain(self, image: Consignment) -> None:
+        """Bring the oldest to host memory, from the copy that serves; wait for one that is being made."""
+        self._late_at = _late(image.record)
+        image.order, image.draining = 0, image.source()
+        if image.draining is None:
+            if image.coming() is None:
+                self._drop(image, image.problem or AgentError("nothing of it is left"))
+            return
         image.order = self._vaults.next_order()
-        self._show(image.tier)
-        order = w.Drain(
-            id=image.order,
-            locker=self._key,
-            place=image.stowed.place,
-            memory=image.tier.key,
-            offset=image.slot * image.tier.stride,
-            nbytes=image.record.nbytes,
-            chunk_bytes=image.record.chunk_bytes,
-            runs=image.stowed.runs,
-            samples=image.stowed.samples,
-        )
-        self._late_at = time.monotonic() + PATIENCE_SECONDS + image.record.nbytes / LEAST_RATE
-        self._vaults.drain(self._gpu, order, self)
+        locker = image.draining.locker
+        if locker is self._second:
+            log.warning("step %d is drained from its mirror in %s: %s", image.record.step, locker.gpu, image.problem)
+        locker.show(image.tier)
+        locker.order(image.drain_order(image.draining))
 
-    def _pop(self, order: int) -> _Consignment | None:
-        if not self._queue or self._queue[0].order != order:
-            return None
-        return self._queue.pop(0)
+    def _go_on_with(self, image: Consignment) -> None:
+        """A copy of it has come or will not: it may have waited for that."""
+        if self._queue and self._queue[0] is image and not image.order:
+            self._drain(image)
+
+    def _other_copy(self, image: Consignment, why: ZerostallError) -> None:
+        """What it was drained from is of no use."""
+        assert image.draining is not None
+        image.draining.bad, image.problem = True, why
+        self._drain(image)
+
+    def _seal(self, image: Consignment, record: Record) -> None:
+        self._queue.pop(0)
+        past = Past(record.step, record.created)
+        encoded = manifests.encode_record(record)
+        self._berth.send(w.Drained(slot=image.slot, step=record.step, created=record.created, record=encoded))
+        try:
+            self._run.seal(self._berth, image.slot, record, image.wish)
+            self._newest = record.step, record.created
+            for where in image.promised:
+                self._run.promises.make(self._berth, past, where)
+        except ZerostallError as error:
+            image.close(None)
+            self._throw_away(image, error)
+        else:
+            image.close(past)
+        self._next()
+
+    def _drop(self, image: Consignment, why: ZerostallError) -> None:
+        """The oldest will not be drained."""
+        self._queue.pop(0)
+        image.close(None)
+        self._throw_away(image, why)
+        self._next()
 
     def _next(self) -> None:
         if self._queue:
@@ -290,7 +283,7 @@ class Stowage:
         else:
             self._run.undrained.look()
 
-    def _throw_away(self, image: _Consignment, why: ZerostallError) -> None:
+    def _throw_away(self, image: Consignment, why: ZerostallError) -> None:
         image.tier.slots.discard(image.slot)
         if not image.revoked:
             self._say_spoiled(image.record, image.wish, why)
@@ -301,47 +294,63 @@ class Stowage:
         self._berth.send(m.Spoiled(step=record.step, created=record.created, rank=rank, reason=reason, kind=kind))
         self._run.passed(self._berth, wish.save, reason)
 
-    def _forget(self, reason: str) -> None:
-        """The locker is gone; so is what was in it."""
-        key, self._key, self._handle, self._places = self._key, 0, b"", Places(0)
-        self._shown.clear()
-        gone, self._queue = self._queue, []
-        for image in gone:
-            self._throw_away(image, AgentError(reason))
-        if key:
+    def _forget(self, locker: Locker, key: int, reason: str) -> None:
+        """What was in that locker is gone. Images that lie in the other one, too, go on from there."""
+        for order, (image, copy) in list(self._copying.items()):
+            if copy.locker is locker:
+                del self._copying[order]
+                image.arrived(copy, whole=False)
+            elif locker is self._first:
+                copy.bad = True  # nobody can say what it has read of memory that went
+        queue, self._queue = self._queue, []
+        for image in queue:
+            if image.source() or image.coming():
+                self._queue.append(image)
+            else:
+                image.close(None)
+                self._throw_away(image, AgentError(reason))
+        if key and locker is self._first:
             self._berth.send(w.NoLocker(key=key, reason=m.plain(reason)))
-        if gone:
+        if self._queue:
+            oldest = self._queue[0]
+            if oldest.draining is None or not oldest.draining.there():
+                oldest.problem = AgentError(reason)
+                self._drain(oldest)
+        elif queue:
             self._run.undrained.look()
 
     def _give_back(self, reason: str) -> None:
-        if self._key:
-            gpu, key = self._gpu, self._key
-            self._forget(reason)
-            self._vaults.take_back(gpu, key)
-        self._retry_at = 0.0
+        self._rented = None
+        for locker in (self._second, self._first):  # what is in the first alone goes with it
+            key = locker.key
+            locker.give_back()
+            if key:
+                self._forget(locker, key, reason)
 
     def advance(self, now: float) -> None:
         """Ask for a locker again where it is time; let it go where nobody captures into it."""
         client = self._berth.client
         if self._queue or client is not self._last or (client is not None and client is self._tenant):
             self._alone_since, self._last = now, client
-        elif self._key and now - self._alone_since > LINGER_SECONDS:
+        elif (self._first.key or self._second.key) and now - self._alone_since > LINGER_SECONDS:
             why = "nobody trains" if client is None else "its trainer has asked for none"
             log.info("rank %d of %s: its locker goes, for %s", self._berth.rank, self._run.where, why)
             self._give_back(why)
-            self._gpu = ""
         if self._queue and now > self._late_at:
             self._late_at = now + PATIENCE_SECONDS
-            step = self._queue[0].record.step
-            self._vaults.end(self._gpu, f"it has not drained step {step} in time, and was ended for that")
-        if self._retry_at and now >= self._retry_at and self._berth.client is not None:
-            self._ask()
+            oldest = self._queue[0]
+            if late := oldest.draining or oldest.coming():
+                late.locker.end(f"it has not drained step {oldest.record.step} in time, and was ended for that")
+        if late := next((copy for _, copy in self._copying.values() if now > copy.late_at), None):
+            late.locker.end("it has not copied an image in time, and was ended for that")
+        if client is not None:
+            for locker in (self._first, self._second):
+                locker.advance(now)
 
     def hide(self, key: int) -> None:
         """A segment of host memory goes."""
-        if key in self._shown:
-            self._shown.discard(key)
-            self._vaults.hide(key)
+        for locker in (self._first, self._second):
+            locker.hide(key)
 
     def close(self) -> None:
         self._give_back("the agent lets its memory go")
@@ -352,30 +361,36 @@ class Stowage:
         return bool(self._queue)
 
     def nbytes(self) -> int:
-        """Of that GPU's memory."""
-        return len(self._places) * self._stride
+        """Of those GPUs' memory."""
+        return self._first.nbytes + self._second.nbytes
 
     def report(self) -> m.TierReport | None:
         """What `zerostall agent status` shows; None where the tier was never asked for."""
-        if not self._gpu and not self.last_error:
+        first, second = self._first, self._second
+        error = first.last_error or second.last_error
+        if not first.gpu and not error:
             return None
+        where = f"{first.nbytes / 1e9:.3g} GB of {first.gpu}" if first.handle else "no GPU lends memory"
+        if second.handle:
+            where += f", {second.places.whole()} mirrored in {second.nbytes / 1e9:.3g} GB of {second.gpu}"
+        elif self._rented is not None and self._rented.mirror:
+            where += ", no mirror"
+        places = max(len(first.places), len(second.places))
+        steps = {past.step for locker in (first, second) for past in locker.places.kept()}
         step, created = self._newest or (None, 0.0)
         return m.TierReport(
             tier="peer",
-            where=f"{self.nbytes() / 1e9:.3g} GB of {self._gpu}" if self._handle else "no GPU lends memory",
+            where=where,
             newest=step,
             created=created,
-            steps=len(self._queue) + len(self._places.kept()),
+            steps=len(self._queue) + len(steps),
             every=0.0,
-            keep=f"{len(self._places)} at a time, until there are newer ones" if self._handle else "nothing",
+            keep=f"{places} at a time, until there are newer ones" if places else "nothing",
             moving=self._queue[0].record.step if self._queue else None,
-            last_error=m.plain(self.last_error),
+            last_error=m.plain(error),
         )
 
 
-def _names_at(layout: Layout, offsets: Sequence[int]) -> list[str]:
-    """The tensors that lie at these offsets of an image."""
-    return [
-        next((e.name for e in layout.entries if e.offset <= at < e.offset + max(e.nbytes, 1)), "a tensor")
-        for at in offsets
-    ]
+def _late(record: Record) -> float:
+    """When what is begun now should long be done."""
+    return time.monotonic() + PATIENCE_SECONDS + record.nbytes / LEAST_RATE

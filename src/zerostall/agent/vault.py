@@ -1,7 +1,8 @@
 """`python -m zerostall.agent.vault`: holds images in the memory of one GPU. Started by the agent, and ends with it.
 
-It copies nothing into its memory: trainers do, with their own GPU's copy engines. It brings what they say is whole to
-host memory, chunk by chunk on a stream of the least priority, and takes the checksums there.
+What is captured it does not copy into its memory: trainers do, with their own GPU's copy engines. It brings what they
+say is whole to host memory, chunk by chunk on a stream of the least priority, and takes the checksums there; and it
+fetches copies of what lies in other vaults.
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ class Vault:
                     segment.close()
             case w.Drain():
                 self._channel.send(self._drain(message))
+            case w.Mirror():
+                self._channel.send(self._mirror(message))
 
     def _lend(self, request: w.Lend) -> w.Opened | w.Declined:
         lent = sum(locker.memory.nbytes for locker in self._lockers.values())
@@ -132,6 +135,28 @@ class Vault:
         ghosts = [at for at, nbytes, held in order.samples if native.crc32c_memory(image + at, nbytes) != held]
         seconds = time.perf_counter() - start
         return w.Emptied(id=order.id, checksums=tuple(job.checksums), seconds=seconds, ghosts=tuple(ghosts))
+
+    def _mirror(self, order: w.Mirror) -> w.Mirrored | w.Stuck:
+        locker = self._lockers.get(order.locker)
+        if locker is None:
+            return w.Stuck(id=order.id, reason="the vault does not have it")
+        try:
+            source = native.Peer(self._device, order.handle)
+            try:
+                job = native.Relay(
+                    self._pool,
+                    self._device,
+                    locker.memory,
+                    order.place * locker.stride,
+                    peer=source.address + order.offset,
+                    runs=order.runs,
+                )
+                job.wait(None)
+            finally:  # the memory is the other vault's own again
+                source.close()
+        except (ZerostallError, ValueError) as error:
+            return w.Stuck(id=order.id, reason=str(error.args[0]))
+        return w.Mirrored(id=order.id)
 
 
 def end_with_parent(parent: int) -> None:

@@ -28,6 +28,8 @@ class Renter(Protocol):
 
     def emptied(self, emptied: w.Emptied) -> None: ...
 
+    def mirrored(self, order: int) -> None: ...
+
     def stuck(self, order: int, reason: str) -> None: ...
 
     def lost(self, reason: str) -> None:
@@ -76,14 +78,14 @@ class Vaults:
         for process in self._running.values():
             process.send(w.Hide(key=key))
 
-    def drain(self, gpu: str, order: w.Drain, renter: Renter) -> None:
-        """Have the vault empty a place; `emptied` or `stuck` follows, or `lost`."""
+    def order(self, gpu: str, order: w.Drain | w.Mirror, renter: Renter) -> None:
+        """Have the vault empty or fill a place; `emptied`, `mirrored` or `stuck` follows, or `lost`."""
         if process := self._running.get(gpu):
             process.orders[order.id] = renter
             process.send(order)
 
     def drains(self) -> int:
-        """How many places are being emptied, or wait for that. Any thread."""
+        """How many places are being emptied or filled, or wait for that. Any thread."""
         return sum(len(process.orders) for process in list(self._running.values()))
 
     def end(self, gpu: str, reason: str) -> None:
@@ -204,6 +206,9 @@ class _Process:
             case w.Emptied():
                 if renter := self.orders.pop(message.id, None):
                     renter.emptied(message)
+            case w.Mirrored():
+                if renter := self.orders.pop(message.id, None):
+                    renter.mirrored(message.id)
             case w.Stuck():
                 if renter := self.orders.pop(message.id, None):
                     renter.stuck(message.id, message.reason)

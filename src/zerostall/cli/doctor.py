@@ -269,7 +269,9 @@ def gpu_neighbours() -> Iterator[Finding]:
     except ZerostallError as error:
         yield Finding("GPU memory", "limited", f"who reaches whose is not known: {error}")
         return
-    for uuid, choice in vaults.place(list(gpus), links).items():
+    peers = vaults.place(list(gpus), links)
+    mirrors = vaults.mirror(list(gpus), links, peers)
+    for uuid, choice in peers.items():
         facts = gpus[uuid]
         lines = nvidia.nvlinks(uuid)
         itself = f"{facts.name}, {uuid}, {lines} NVLink lines" if lines else f"{facts.name}, {uuid}"
@@ -279,7 +281,12 @@ def gpu_neighbours() -> Iterator[Finding]:
             )
         else:
             whose = f"GPU {gpus[choice.gpu].ordinal}"
-            yield Finding(f"GPU {facts.ordinal}", "yes", f"{itself}; peer=True saves to {whose} {choice.reason}")
+            words = f"{itself}; peer=True saves to {whose} {choice.reason}"
+            if (second := mirrors[uuid]).gpu is not None:
+                words += f"; Peer(copies=2) mirrors on GPU {gpus[second.gpu].ordinal}, {second.reason}"
+            elif len(gpus) > 2:
+                words += f"; Peer(copies=2) keeps one copy: {second.reason}"
+            yield Finding(f"GPU {facts.ordinal}", "yes", words)
     able = ", ".join(f"GPU {facts.ordinal}" for facts in gpus.values() if facts.multicast)
     words = f"{able} could; nothing here uses it" if able else "no GPU has it; nothing here would use it"
     yield Finding("NVLink multicast", "yes" if able else "limited", words)

@@ -93,6 +93,10 @@ class Places:
             place.readers += 1
         return place
 
+    def read(self, index: int) -> None:
+        """Somebody copies what is being drained; it is kept at least until `release`."""
+        self._in(index, Phase.draining).readers += 1
+
     def release(self, index: int) -> None:
         """A reader is through."""
         self._table[index].readers -= 1
@@ -101,6 +105,10 @@ class Places:
         """The images that are kept, the one that came first in front."""
         found = sorted((place.age, place.past) for place in self._table if place.past is not None)
         return [past for _, past in found]
+
+    def whole(self) -> int:
+        """How many images lie here."""
+        return sum(place.phase in (Phase.draining, Phase.kept) for place in self._table)
 
     def _in(self, index: int, *phases: Phase) -> Place:
         place = self._table[index]

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from zerostall.core.matching import Strict
     from zerostall.core.policy import Remote
     from zerostall.core.retention import Keep
+    from zerostall.core.vaults import Peer
     from zerostall.trainer.saving import Saving
 
 _HAND_OVER = "Checkpointer(where, model=model, optimizer=optimizer)"
@@ -93,6 +94,7 @@ class Checkpointer:
         peer: capture into the memory of another GPU first, where one can be reached (over NVLink at best): the guard is
             free several times sooner, and what is there outlives this process. The agent takes that memory within its
             ZEROSTALL_VAULT_BUDGET; where it cannot be had, state goes to host memory as ever, and it is said why.
+            `Peer(copies=2)`: with a mirror of each image on a second GPU.
         disks: folders on other disks, of this run alone, over which ranks' images are dealt beside `where` itself.
         remote: a URL that the run is carried to beyond its disk, or a `Remote`: how often, how many, how fast.
         **state: what to save, by name: modules, optimizers, anything with `state_dict` and `load_state_dict`, dicts and
@@ -132,7 +134,7 @@ class Checkpointer:
         preempt: Sequence[str | int] = (),
         grace: float = 30.0,
         process_group: object = None,
-        peer: bool = False,
+        peer: bool | Peer = False,
         disks: Sequence[str | os.PathLike[str]] = (),
         remote: str | Remote | None = None,
         **state: object,
@@ -171,7 +173,7 @@ class Checkpointer:
         self.stats = Stats()
         self._condition = threading.Condition()
         self._shelf = Shelf(self._condition)
-        self._lockers = Lockers(wanted=peer)
+        self._lockers = Lockers(self._options.peer)
         self._ledger = Ledger(self._where, self._condition, self.stats, place.tiers)
         self._pace = Pace(alone=self._world.size == 1)
         self._closed = False

@@ -34,12 +34,16 @@ class Lockers:
 
     Nothing waits for a locker: until it is there, and when it is gone, captures go to host memory.
 
+    Args:
+        peer: what the user wants of it; None: nothing.
+
     Attributes:
         wanted: by the user, and nothing has been found that is against it.
     """
 
-    def __init__(self, *, wanted: bool) -> None:
-        self.wanted = wanted
+    def __init__(self, peer: vaults.Peer | None) -> None:
+        self.wanted = peer is not None
+        self._copies = peer.copies if peer is not None else 1
         self._lock = threading.Lock()
         self._rent: m.Rent | None = None
         self._locker: m.Locker | None = None
@@ -59,11 +63,11 @@ class Lockers:
             why = "the state of this process is on several GPUs"
         elif finite:
             why = "require_finite looks at what is captured in host memory"
-        gpu = None
+        gpu = second = None
         if self._device is not None and not why:
             try:
-                choice = choose(self._device.ordinal)
-                gpu, why = choice.gpu, choice.reason
+                first, second = choose(self._device.ordinal)
+                gpu, why = first.gpu, first.reason
             except ZerostallError as error:
                 why = str(error.args[0])
         if gpu is None:
@@ -71,9 +75,18 @@ class Lockers:
             say_once("peer", "peer=True, but %s: %s", why, _AS_WITHOUT)
             return
         log.info("captures go to the memory of %s first, %s", gpu, why)
+        mirror = self._mirror(second) if second is not None and self._copies > 1 else ""
         with self._lock:
-            self._rent = m.Rent(gpu=gpu, nbytes=nbytes)
+            self._rent = m.Rent(gpu=gpu, nbytes=nbytes, mirror=mirror)
         link.tell(self._rent, timeout=_TELL_SECONDS)
+
+    @staticmethod
+    def _mirror(choice: vaults.Choice) -> str:
+        if choice.gpu is None:
+            say_once("peer mirror", "Peer(copies=2), but %s: one copy is kept", choice.reason)
+            return ""
+        log.info("each image is mirrored in the memory of %s, %s", choice.gpu, choice.reason)
+        return choice.gpu
 
     def open(self, key: int, place: int) -> Place | None:
         """The address of a place that was granted; None where its locker is gone, or cannot be reached."""
@@ -124,11 +137,13 @@ class Lockers:
         self._opened = None
 
 
-def choose(ordinal: int) -> vaults.Choice:
-    """In whose memory this process's images of that device are kept.
+def choose(ordinal: int) -> tuple[vaults.Choice, vaults.Choice]:
+    """In whose memory this process's images of that device are kept, and in whose their mirror.
 
     Raises:
         CapabilityError, DeviceError: the driver does not say.
     """
     gpus, links = topology()
-    return vaults.place(list(gpus), links)[next(uuid for uuid, facts in gpus.items() if facts.ordinal == ordinal)]
+    uuid = next(uuid for uuid, facts in gpus.items() if facts.ordinal == ordinal)
+    first = vaults.place(list(gpus), links)
+    return first[uuid], vaults.mirror(list(gpus), links, first)[uuid]

@@ -14,6 +14,7 @@ from zerostall.core import matching
 from zerostall.core.policy import Remote
 from zerostall.core.retention import Keep
 from zerostall.core.steps import MAX_STEP
+from zerostall.core.vaults import Peer
 from zerostall.tiers.urls import is_url
 from zerostall.wire import messages as m
 
@@ -35,7 +36,7 @@ class Options:
     require_finite: str | Sequence[str] | None
     source_checks: float
     remote: Remote | None
-    peer: bool
+    peer: Peer | None
     disks: tuple[str, ...]
 
     @classmethod
@@ -52,7 +53,7 @@ class Options:
         require_finite: str | Sequence[str] | None,
         source_checks: float,
         remote: str | Remote | None,
-        peer: bool,
+        peer: bool | Peer,
         disks: Sequence[str | os.PathLike[str]],
         where: Path | str,
     ) -> Options:
@@ -60,7 +61,8 @@ class Options:
         one_of("policy", policy, get_args(Policy))
         one_of("when_busy", when_busy, get_args(WhenBusy))
         one_of("guard", guard, ("hooks", "manual"))
-        one_of("peer", peer, (True, False))
+        if not isinstance(peer, Peer):
+            one_of("peer", peer, (True, False))
         slots, freeze_bytes = _whole("slots", slots), _whole("freeze_bytes", freeze_bytes)
         if slots < 2:
             raise ValueError(
@@ -85,7 +87,7 @@ class Options:
             require_finite=require_finite,
             source_checks=float(source_checks),
             remote=Remote(remote) if isinstance(remote, str) else remote,
-            peer=peer,
+            peer=(Peer() if peer else None) if isinstance(peer, bool) else peer,
             disks=_other_disks(disks, where),
         )
 

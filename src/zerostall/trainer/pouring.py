@@ -1,4 +1,4 @@
-"""The bytes of an image into tensors: over NVLink from a vault that still has them, else from host memory.
+"""The bytes of an image into tensors: over NVLink from vaults that still have them, else from host memory.
 
 What comes from another GPU's memory is checked where it arrives, by the GPU itself. Whatever keeps it from coming is
 said, and host memory, where the whole image lies, serves in its place.
@@ -38,14 +38,14 @@ class Mapped:
     Attributes:
         offset: where it begins in the segment.
         verified: its bytes were checked on their way there.
-        kept: where what of it was on a device lies in another GPU's memory, too.
+        kept: where what of it was on a device lies in other GPUs' memory, too.
     """
 
     record: Record
     segment: native.Segment
     offset: int
     verified: bool = False
-    kept: m.Kept | None = None
+    kept: tuple[m.Kept, ...] = ()
 
     @property
     def address(self) -> int:
@@ -134,12 +134,16 @@ def pour(
     if targets.devices:
         devices.see(targets.devices)
     recalled, taken = 0, frozenset[int]()
-    if image.kept is not None and targets.devices:
+    for number, kept in enumerate(image.kept if targets.devices else (), start=1):
         try:
-            recalled, taken = _recall(pool, devices, plan, targets, pieces, image, image.kept)
+            recalled, taken = _recall(pool, devices, plan, targets, pieces, image, kept)
+            break
         except ZerostallError as error:
-            gpu, reason = image.kept.gpu, error.args[0]
-            say_once(f"recall {reason}", "host memory is restored from, not the memory of %s: %s", gpu, reason)
+            instead = "its mirror" if number < len(image.kept) else "host memory"
+            why = error.args[0]
+            say_once(
+                f"recall {kept.gpu} {why}", "%s is restored from, not the memory of %s: %s", instead, kept.gpu, why
+            )
     if left := [k for k in range(len(tensors)) if k not in taken]:
         if taken:
             targets = _targets([tensors[k] for k in left])

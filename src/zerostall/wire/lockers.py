@@ -4,8 +4,8 @@ A *vault* is a process of the agent that lends memory of one GPU; a *locker* is 
 places for an image.
 
     trainer → agent   Rent  NoUse                  agent → trainer   Locker  NoLocker  Drained   (all events)
-    agent → vault     Lend  TakeBack  Show  Hide  Drain
-    vault → agent     Ready  Opened  Declined  Emptied  Stuck  Slow  Closed
+    agent → vault     Lend  TakeBack  Show  Hide  Drain  Mirror
+    vault → agent     Ready  Opened  Declined  Emptied  Mirrored  Stuck  Slow  Closed
 """
 
 from __future__ import annotations
@@ -54,10 +54,14 @@ class Rent(Message, frozen=True):
     """Asks for a locker for images of `nbytes` in the memory of that GPU, until it is asked for another.
 
     Answered by `Locker` or `NoLocker` when that is known, and again whenever it changes.
+
+    Attributes:
+        mirror: the GPU in whose memory a second copy of each is to be; "" for none. Nothing is answered for it.
     """
 
     gpu: str
     nbytes: int
+    mirror: str = ""
 
 
 class NoUse(Message, frozen=True):
@@ -146,6 +150,20 @@ class Drain(Message, frozen=True):
     samples: tuple[tuple[int, int, int], ...] = ()
 
 
+class Mirror(Message, frozen=True):
+    """Copy what lies in another vault's memory, at `offset` of what `handle` opens, to a place of that locker.
+
+    Answered by `Mirrored` or `Stuck` with this id.
+    """
+
+    id: int
+    locker: int
+    place: int
+    handle: bytes
+    offset: int
+    runs: tuple[tuple[int, int], ...]
+
+
 # ---------------------------------------------------------------------------------------------- vault → agent
 
 
@@ -181,6 +199,12 @@ class Emptied(Message, frozen=True):
     ghosts: tuple[int, ...] = ()
 
 
+class Mirrored(Message, frozen=True):
+    """All is in the other place, too."""
+
+    id: int
+
+
 class Stuck(Message, frozen=True):
     id: int
     reason: str
@@ -198,5 +222,5 @@ class Closed(Message, frozen=True):
     reason: str
 
 
-ToVault = Lend | TakeBack | Show | Hide | Drain
-FromVault = Ready | Opened | Declined | Emptied | Stuck | Slow | Closed
+ToVault = Lend | TakeBack | Show | Hide | Drain | Mirror
+FromVault = Ready | Opened | Declined | Emptied | Mirrored | Stuck | Slow | Closed

@@ -137,7 +137,7 @@ __all__ = [
     "rebuild_error",
 ]
 
-PROTOCOL = 4
+PROTOCOL = 5
 
 _Request = Hello | Lease | Adopt | Find | Describe | Quote | Fetch | Tidy | Status | Stop
 FromTrainer = _Request | Begin | Sealed | Discarded | Passed | Revoked | Plan | Promise | Release | Rent | NoUse

@@ -107,7 +107,7 @@ class Fetched(Message, frozen=True):
         layout, record: of the image; empty where chunks were asked for, for the trainer knows them.
         passing: the segment goes when it is released; otherwise it is this rank's memory.
         verified: its bytes were checked against the record while they were read.
-        kept: where part of it lies in another GPU's memory, too.
+        kept: where part of it lies in other GPUs' memory, too.
     """
 
     id: int
@@ -117,7 +117,7 @@ class Fetched(Message, frozen=True):
     layout: bytes
     record: bytes
     verified: bool
-    kept: Kept | None = None
+    kept: tuple[Kept, ...] = ()
 
 
 class Opened(Message, frozen=True):
