@@ -73,13 +73,15 @@ def optimizers() -> None:
 
     from zerostall import optim
 
-    kinds: list[tuple[type[optim.AdamW | optim.SGD], torch.dtype, dict[str, Any]]] = [
+    kinds: list[tuple[type[optim.AdamW | optim.SGD | optim.Lion], torch.dtype, dict[str, Any]]] = [
         (optim.AdamW, torch.float32, {}),
         (optim.AdamW, torch.float32, {"amsgrad": True, "weight_decay": 0.1, "maximize": True}),
         (optim.AdamW, torch.bfloat16, {"capturable": True}),
         (optim.AdamW, torch.float64, {}),
         (optim.SGD, torch.float32, {"momentum": 0.9, "weight_decay": 0.1}),
         (optim.SGD, torch.bfloat16, {"momentum": 0.9, "nesterov": True}),
+        (optim.Lion, torch.float32, {"weight_decay": 0.1}),
+        (optim.Lion, torch.bfloat16, {"maximize": True}),
     ]
     for kind, dtype, options in kinds:
         shapes = [(4096,), (4097,), (3,), (), (70, 77)]

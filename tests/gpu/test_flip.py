@@ -118,6 +118,20 @@ def test_a_thousand_steps_of_sgd(options: dict[str, Any], dtype: torch.dtype) ->
     assert ulps(ours, theirs) <= (1000 if dtype == torch.float64 else 64)
 
 
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_thousand_steps_of_lion(options: dict[str, Any], dtype: torch.dtype) -> None:
+    """Beside torch's own operations; a sign that rounding alone decides moves an element by twice the rate."""
+    lr = 1e-4
+    ours = train(optim.Lion(parameters(dtype), lr=lr, **options), 1000)
+    theirs = train(optim.Lion(parameters(dtype), lr=lr, fused=False, **options), 1000)
+    assert ulps(ours[1::2], theirs[1::2]) <= 64
+    for one, other in zip(ours[::2], theirs[::2], strict=True):
+        off = (one - other).abs()
+        assert int((off > lr / 2).sum()) <= 1 + one.numel() // 1000
+        assert off.numel() == 0 or float(off.max()) < 100 * lr
+
+
 def warmed_up(optimizer: optim.AdamW, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
     """A graph of the step, which has been taken once before."""
     side = torch.cuda.Stream()

@@ -13,7 +13,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from zerostall.optim.batches import Kind
-from zerostall.optim.kernels import adam, parts, sgd
+from zerostall.optim.kernels import adam, one_moment, parts
 from zerostall.optim.tables import Table
 
 H200 = GPUTarget("cuda", 90, 32)
@@ -58,7 +58,12 @@ def main() -> None:
     plain |= {"maximize": False, "scale": None, "infinite": None}
     everything = plain | {"lr_at": one, "decay": 0.1, "nesterov": True, "maximize": True, "scale": one, "infinite": one}
     for floats, options in itertools.product(FLOATS[:3], (plain, everything)):
-        sgd.sgd(table, Kind(torch.device("cpu"), floats, floats, floats), **options)
+        one_moment.sgd(table, Kind(torch.device("cpu"), floats, floats, floats), **options)
+    plain = {"lr": 1e-3, "lr_at": None, "beta1": 0.9, "beta2": 0.99, "decay": 0.0, "maximize": False}
+    plain |= {"scale": None, "infinite": None}
+    everything = plain | {"lr_at": one, "decay": 0.1, "maximize": True, "scale": one, "infinite": one}
+    for floats, options in itertools.product(FLOATS[:3], (plain, everything)):
+        one_moment.lion(table, Kind(torch.device("cpu"), floats, floats, floats), **options)
 
 
 if __name__ == "__main__":

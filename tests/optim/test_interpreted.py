@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", ["test_adamw.py", "test_flips.py", "test_rosters.py", "test_sgd.py"])
+@pytest.mark.parametrize("name", ["test_adamw.py", "test_flips.py", "test_rosters.py", "test_sgd.py", "test_lion.py"])
 def test_kernels_on_the_cpu(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / name)],

@@ -9,6 +9,7 @@ This package imports torch; Triton is imported when the first step on a CUDA dev
 from __future__ import annotations
 
 from zerostall.optim.adamw import AdamW
+from zerostall.optim.lion import Lion
 from zerostall.optim.sgd import SGD
 
-__all__ = ["SGD", "AdamW"]
+__all__ = ["SGD", "AdamW", "Lion"]

@@ -76,11 +76,11 @@ class SGD(Stepping, torch.optim.SGD):
         return lists
 
     def _launch(self, batch: Batch, group: Group, scale: Tensor | None, infinite: Tensor | None) -> None:
-        from zerostall.optim.kernels import sgd  # with Triton, which takes seconds to import
+        from zerostall.optim.kernels import one_moment  # with Triton, which takes seconds to import
 
         lr, lr_at = rate_of(group, batch.kind.device)
         if batch.table.programs:
-            sgd.sgd(
+            one_moment.sgd(
                 batch.table,
                 batch.kind,
                 lr=lr,

@@ -60,12 +60,13 @@ class Stepping(torch.optim.Optimizer):
         self._flips.ask(reader, nbytes)
         return None
 
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a step; `closure` computes the loss anew, and is called first."""
+        return self._step(closure)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+
     @torch.compiler.disable  # what is still to be read, and where, is no part of a graph
     @torch.no_grad()
-    def step(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, closure: Callable[[], Any] | None = None
-    ) -> Any:
-        """Take a step; `closure` computes the loss anew, and is called first."""
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
         _check_capture(self)
         self._keep_implementation()
         loss = None

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent with momentum."""
+"""The rules that have one moment: stochastic gradient descent with momentum, and Lion."""
 
 # What a kernel's types are is for Triton to say.
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 @triton.jit
 def _tile(
-    p_at, g_at, kept_at, keeps, m_in, m_out, at, left, lr, momentum, weight, decay, scale, skip,
-    P: tl.constexpr, G: tl.constexpr, M: tl.constexpr, OP: tl.constexpr, NESTEROV: tl.constexpr,
+    p_at, g_at, kept_at, keeps, m_in, m_out, at, left, lr, first, second, decay, scale, skip,
+    P: tl.constexpr, G: tl.constexpr, M: tl.constexpr, OP: tl.constexpr, LION: tl.constexpr, NESTEROV: tl.constexpr,
     MAXIMIZE: tl.constexpr, DECAYED: tl.constexpr, SCALED: tl.constexpr, SKIPS: tl.constexpr,
     TILE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
@@ -52,11 +52,19 @@ def _tile(
         store(g_at, at, tl.where(skip, g_old, g) if SKIPS else g, left, G, TILE, WHOLE)
     if MAXIMIZE:
         g = -g
-    if DECAYED:
-        g = tl.fma(decay + tl.zeros_like(g), p_old, g)
-    m = tl.fma(momentum + tl.zeros_like(g), m_old, weight * g)
-    g = tl.fma(momentum + tl.zeros_like(g), m, g) if NESTEROV else m
-    p = tl.fma(tl.zeros_like(g) - lr, g, p_old)
+    p = p_old
+    if LION:
+        if DECAYED:
+            p = tl.fma(tl.zeros_like(p) - lr * decay, p, p)
+        blend = tl.fma(first + tl.zeros_like(g), m_old, tl.fma(tl.zeros_like(g) - first, g, g))
+        by = tl.where(blend > 0, 1.0, tl.where(blend < 0, -1.0, blend))  # what is no number stays none
+        m = tl.fma(second + tl.zeros_like(g), m_old, tl.fma(tl.zeros_like(g) - second, g, g))
+    else:
+        if DECAYED:
+            g = tl.fma(decay + tl.zeros_like(g), p, g)
+        m = tl.fma(first + tl.zeros_like(g), m_old, second * g)
+        by = tl.fma(first + tl.zeros_like(g), m, g) if NESTEROV else m
+    p = tl.fma(tl.zeros_like(g) - lr, by, p)
     if SKIPS:
         p = tl.where(skip, p_old, p)
         m = tl.where(skip, m_old, m)
@@ -64,10 +72,10 @@ def _tile(
     store(m_out, at, m, left, M, TILE, WHOLE)
 
 
-@triton.jit(do_not_specialize=["tiles", "lr_bits", "momentum_bits", "weight_bits", "decay_bits"])
-def _sgd(
-    table, work, tiles, lr_bits, lr_at, momentum_bits, weight_bits, decay_bits, scale_at, infinite_at,
-    P: tl.constexpr, G: tl.constexpr, M: tl.constexpr, OP: tl.constexpr, NESTEROV: tl.constexpr,
+@triton.jit(do_not_specialize=["tiles", "lr_bits", "first_bits", "second_bits", "decay_bits"])
+def _one_moment(
+    table, work, tiles, lr_bits, lr_at, first_bits, second_bits, decay_bits, scale_at, infinite_at,
+    P: tl.constexpr, G: tl.constexpr, M: tl.constexpr, OP: tl.constexpr, LION: tl.constexpr, NESTEROV: tl.constexpr,
     MAXIMIZE: tl.constexpr, DECAYED: tl.constexpr, LR_AT: tl.constexpr, SCALED: tl.constexpr, SKIPS: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
@@ -79,8 +87,8 @@ def _sgd(
     m_in = address(line, MOMENTS, start, M)
     m_out = address(line, MOMENTS + 1, start, M)
     lr = tl.load(lr_at).to(OP) if LR_AT else double(lr_bits).to(OP)
-    momentum = double(momentum_bits).to(OP)
-    weight = double(weight_bits).to(OP)
+    first = double(first_bits).to(OP)
+    second = double(second_bits).to(OP)
     decay = double(decay_bits).to(OP)
     scale = tl.load(scale_at).to(OP) if SCALED else 1.0
     skip = tl.load(infinite_at) == 1 if SKIPS else False
@@ -88,13 +96,13 @@ def _sgd(
     whole = tl.where(odd == 0, left // TILE, 0)
     for tile in range(whole):
         _tile(
-            p_at, g_at, kept_at, keeps, m_in, m_out, tile * TILE, left, lr, momentum, weight, decay, scale, skip,
-            P, G, M, OP, NESTEROV, MAXIMIZE, DECAYED, SCALED, SKIPS, TILE, True,
+            p_at, g_at, kept_at, keeps, m_in, m_out, tile * TILE, left, lr, first, second, decay, scale, skip,
+            P, G, M, OP, LION, NESTEROV, MAXIMIZE, DECAYED, SCALED, SKIPS, TILE, True,
         )  # fmt: skip
     for tile in range(whole, (left + TILE - 1) // TILE):
         _tile(
-            p_at, g_at, kept_at, keeps, m_in, m_out, tile * TILE, left - tile * TILE, lr, momentum, weight, decay,
-            scale, skip, P, G, M, OP, NESTEROV, MAXIMIZE, DECAYED, SCALED, SKIPS, TILE, False,
+            p_at, g_at, kept_at, keeps, m_in, m_out, tile * TILE, left - tile * TILE, lr, first, second, decay,
+            scale, skip, P, G, M, OP, LION, NESTEROV, MAXIMIZE, DECAYED, SCALED, SKIPS, TILE, False,
         )  # fmt: skip
 
 
@@ -113,19 +121,55 @@ def sgd(
     infinite: Tensor | None,
 ) -> None:
     """As `zerostall.optim.kernels.adam.adam`."""
+    _launch(table, kind, lr, lr_at, momentum, 1 - dampening, decay, maximize, scale, infinite, nesterov=nesterov)
+
+
+def lion(
+    table: Table,
+    kind: Kind,
+    *,
+    lr: float,
+    lr_at: Tensor | None,
+    beta1: float,
+    beta2: float,
+    decay: float,
+    maximize: bool,
+    scale: Tensor | None,
+    infinite: Tensor | None,
+) -> None:
+    """As `zerostall.optim.kernels.adam.adam`."""
+    _launch(table, kind, lr, lr_at, beta1, beta2, decay, maximize, scale, infinite, is_lion=True)
+
+
+def _launch(
+    table: Table,
+    kind: Kind,
+    lr: float,
+    lr_at: Tensor | None,
+    first: float,
+    second: float,
+    decay: float,
+    maximize: bool,
+    scale: Tensor | None,
+    infinite: Tensor | None,
+    *,
+    is_lion: bool = False,
+    nesterov: bool = False,
+) -> None:
     none = table.columns
-    _sgd[(table.programs,)](
+    _one_moment[(table.programs,)](
         table.columns,
         table.work,
         table.tiles,
         bits(lr),
         none if lr_at is None else lr_at,
-        bits(momentum),
-        bits(1 - dampening),
+        bits(first),
+        bits(second),
         bits(decay),
         none if scale is None else scale,
         none if infinite is None else infinite,
         **types(kind),
+        LION=is_lion,
         NESTEROV=nesterov,
         MAXIMIZE=maximize,
         DECAYED=decay != 0,
