@@ -150,6 +150,14 @@ def test_every_kind_of_state_comes_back_to_as_many_ranks_and_each_byte_is_stored
     assert all("refused" in said for said in start(2, "other_world", where).wait())
 
 
+def test_what_is_each_ranks_own_stays_so_and_what_only_some_call_is_told(start: Start, tmp_path: Path) -> None:
+    where = tmp_path / "run"
+    assert all("same" in said for said in start(3, "own_values", where).wait())
+    for said in start(2, "fewer_with_own_values", where).wait():
+        assert "same" in said and "values differ between the 3 ranks that saved" in said
+        assert "s.groups[0].ids[0] (rank" in said
+
+
 @pytest.mark.parametrize(("kind", "size"), [("fsdp", 3), ("ddp", 2)])
 def test_killed_and_resumed_is_bit_equal(start: Start, tmp_path: Path, kind: str, size: int) -> None:
     expected = tmp_path / "expected"

@@ -124,6 +124,9 @@ def test_what_cannot_be_had_is_refused_and_leaves_nothing(tmp_path: Path) -> Non
     dcp.save(tensor, storage_writer=Writer(tmp_path / "cached", 1), planner=planner)
     error = refused(tensor, Writer(run, 1), planner=DefaultSavePlanner(enable_plan_caching=True))
     assert isinstance(error, errors.CapabilityError)
+    if "use_collectives" in inspect.signature(dcp.save).parameters:
+        with pytest.raises(errors.CapabilityError, match="use_collectives=False cannot be had"):
+            dcp.save(tensor, storage_writer=Writer(run, 1), use_collectives=False)
     run.mkdir(exist_ok=True)
     lock = FolderLock(run)
     assert isinstance(refused(tensor, Writer(run, 1)), errors.RunBusyError)
