@@ -12,6 +12,7 @@ from cluster import SECONDS, Agents, Manager, joined, only_in_memory, until_repl
 from hand import HandTrainer, visit, wait_until
 from images import HandMade
 from zerostall import Checkpointer
+from zerostall.errors import CorruptError
 from zerostall.wire import messages as m
 
 
@@ -143,3 +144,46 @@ def test_a_restore_that_finds_damage_goes_on_and_the_memory_is_made_again(own_ag
         wait_until(lambda: upkeep(own_agent).mended == 1, SECONDS)
         assert ckpt.restore() == 3
         assert ckpt.stats.restored_from == "host"
+
+
+@pytest.mark.usefixtures("unscrubbed")
+def test_what_is_damaged_on_disk_is_written_anew(own_agent: Path, tmp_path: Path) -> None:
+    """A restore that asks for a step no memory has finds it, another one in memory or elsewhere makes it good."""
+    where = tmp_path / "run"
+    trainer = HandTrainer(own_agent, where)
+    trainer.lease()
+    made = trainer.seal(5, promise=True)
+    trainer.hear(m.Reached, tier="disk")
+    file = where / "step-000000000005" / "rank-00000.safetensors"
+    with file.open("r+b") as opened:
+        opened.seek(2_000_000)
+        opened.write(bytes([made.bytes[2_000_000] ^ 1]))
+    _, fds = trainer.ask_for_memory(m.Fetch(id=6, step=5, tier="disk", as_file=True))
+    os.close(fds[0])
+    trainer.channel.send(m.Release(damaged="chunk 0 fails its checksum"))
+    wait_until(lambda: upkeep(own_agent).mended == 1, SECONDS)
+    assert file.read_bytes() == made.bytes
+    assert "on disk is whole again, made again from this node's memory" in (own_agent / "agent.log").read_text()
+    assert trainer.fetch(5, "disk") == made.bytes
+
+
+@pytest.mark.usefixtures("unscrubbed")
+def test_what_is_damaged_on_disk_comes_from_another_node(manager: Manager, agents: Agents, tmp_path: Path) -> None:
+    where = tmp_path / "run"
+    folders = joined(manager, agents, "n1", "n2")
+    trainer = HandTrainer(folders["n1"], where)
+    trainer.lease()
+    made = trainer.seal(5, promise=True)
+    trainer.hear(m.Reached, tier="disk")
+    until_replicated(manager, 5)
+    damage(trainer, made)  # so this node's memory cannot help
+    trainer.channel.send(m.Release())
+    file = where / "step-000000000005" / "rank-00000.safetensors"
+    with file.open("r+b") as opened:
+        opened.write(b"wrong")
+    with pytest.raises(CorruptError):
+        trainer.fetch(5, "disk")
+    trainer.channel.send(m.Release(damaged="chunk 0 fails its checksum"))
+    wait_until(lambda: "made again from node n2" in told(manager, "mended"), SECONDS)
+    assert "step 5 of rank 0 on the disk of node n1" in told(manager, "mended")
+    assert file.read_bytes() == made.bytes

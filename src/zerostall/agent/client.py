@@ -22,7 +22,7 @@ class Client:
     """A connection and what must be undone when it ends.
 
     Attributes:
-        looks_at: the images that it has fetched and not let go of, by rank and step.
+        looks_at: the images that it has fetched and not let go of, by rank, step and tier.
     """
 
     channel: Channel[Any]
@@ -30,7 +30,7 @@ class Client:
     pid: int = 0
     broken: bool = False
     fetched: list[Callable[[], None]] = field(default_factory=list)
-    looks_at: set[tuple[int, int]] = field(default_factory=set)
+    looks_at: set[tuple[int, int, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.name = f"client {next(_numbers)}"

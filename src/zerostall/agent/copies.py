@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerostall import native
+from zerostall.agent.good_copies import Target
 from zerostall.agent.loop_call import Post, on_loop
 from zerostall.core.placement import ImageId
 from zerostall.errors import SnapshotNotFoundError
@@ -31,12 +32,14 @@ class Copy:
         newest: of its rank here.
         damaged: it was marked so.
         run: the rank's, where it trains here.
+        copies: where it was found.
     """
 
     image: ImageId
     tier: str
     record: Record
     memory: HostTier
+    copies: Copies
     newest: bool
     damaged: bool
     run: Run | None = None
@@ -56,6 +59,25 @@ class Copy:
 
     def __str__(self) -> str:
         return f"step {self.step} of rank {self.image.rank} in memory"
+
+    # See `mending.Mendable`.
+
+    def there(self) -> bool:
+        return self.copies.there(self)
+
+    def sound(self, chunk: int) -> bool:
+        return self.copies.sound(self, chunk)
+
+    @contextlib.contextmanager
+    def target(self, chunk: int) -> Iterator[Target]:
+        with self.copies.held(self) as address:
+            yield Target(self.memory.segment, address - self.memory.segment.address)
+
+    def damage(self) -> str:
+        return self.memory.damage(self.step)
+
+    def mark(self, reason: str) -> bool:
+        return self.copies.mark(self, reason)
 
 
 class Copies:
@@ -140,16 +162,16 @@ class Copies:
     def _berths(self) -> Iterator[list[Copy]]:
         for run in self._service.runs.values():
             for rank, berth in run.berths.items():
-                yield _sealed(ImageId(run.folder.facts.run, rank), berth, "host", run)
+                yield _sealed(self, ImageId(run.folder.facts.run, rank), berth, "host", run)
         if self.guests is not None:
             for image, berth in self.guests.berths():
-                yield _sealed(image, berth, "replica", None)
+                yield _sealed(self, image, berth, "replica", None)
 
 
-def _sealed(image: ImageId, berth: Berth, tier: str, run: Run | None) -> list[Copy]:
+def _sealed(copies: Copies, image: ImageId, berth: Berth, tier: str, run: Run | None) -> list[Copy]:
     found = [(memory, memory.record_of(slot.step)) for memory in berth.tiers() for slot in memory.slots.sealed()]
     newest = max((record.step for _, record in found), default=-1)
     return [
-        Copy(image, tier, record, memory, record.step == newest, bool(memory.damage(record.step)), run)
+        Copy(image, tier, record, memory, copies, record.step == newest, bool(memory.damage(record.step)), run)
         for memory, record in found
     ]

@@ -1,9 +1,9 @@
-"""Where an image of this node's memory can be had once more: its run's folder, other nodes, the remote tier."""
+"""Where an image can be had once more: its run's folder, other nodes, the remote tier."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from zerostall.errors import ManagerError, SnapshotNotFoundError
 from zerostall.telemetry import log
@@ -12,14 +12,49 @@ from zerostall.wire import peers as p
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from zerostall.agent.copies import Copy
+    from zerostall import native
     from zerostall.agent.replication import Replication
     from zerostall.agent.reporter import Reporter
+    from zerostall.agent.run import Run
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import Record
+    from zerostall.core.placement import ImageId
     from zerostall.tiers.contract import RunTier
 
 _TRIES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Memory for an image, of which it begins at `offset`; only the chunk that is brought is written."""
+
+    segment: native.Segment
+    offset: int = 0
+
+    @property
+    def address(self) -> int:
+        return self.segment.address + self.offset
+
+    def view(self, start: int, nbytes: int) -> memoryview:
+        return self.segment.view(self.offset + start, nbytes)
+
+
+class Wanted(Protocol):
+    """An image that is to be had once more.
+
+    Attributes:
+        tier: where it is damaged.
+        run: the rank's, where it trains here.
+    """
+
+    @property
+    def image(self) -> ImageId: ...
+    @property
+    def record(self) -> Record: ...
+    @property
+    def tier(self) -> str: ...
+    @property
+    def run(self) -> Run | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +63,12 @@ class GoodCopy:
 
     Attributes:
         name: what messages call it.
-        bring: called with an image, its address and a chunk: brings that chunk to its place. Raises ZerostallError or
-            OSError where it cannot be had.
+        bring: called with a place and a chunk: brings that chunk to where it belongs in the image. Raises
+            ZerostallError or OSError where it cannot be had.
     """
 
     name: str
-    bring: Callable[[Copy, int, int], None]
+    bring: Callable[[Target, int], None]
 
 
 @dataclass(slots=True)
@@ -49,58 +84,57 @@ class Neighbourhood:
     reporter: Reporter
 
 
-def good_copies(copy: Copy, neighbourhood: Neighbourhood | None) -> Iterator[GoodCopy]:
+def good_copies(wanted: Wanted, neighbourhood: Neighbourhood | None) -> Iterator[GoodCopy]:
     """Nearest first; any thread. Where the manager cannot be asked, those that this node knows by itself."""
-    run = copy.run
-    if run is not None and not run.url:
-        yield _of_tier(run.folder.disk)
+    run = wanted.run
+    if run is not None and not run.url and wanted.tier != "disk":
+        yield _of_tier(wanted, run.folder.disk)
     if neighbourhood is not None:
-        yield from _of_nodes(copy, neighbourhood)
+        yield from _of_nodes(wanted, neighbourhood)
     if run is not None and run.fetches.remote is not None:
-        yield _of_tier(run.fetches.remote)
+        yield _of_tier(wanted, run.fetches.remote)
 
 
-def _of_tier(tier: RunTier) -> GoodCopy:
-    def bring(copy: Copy, address: int, chunk: int) -> None:
-        _same(tier.open(copy.step, copy.image.rank).record, copy)
-        tier.get(copy.step, copy.image.rank, address, chunks=[chunk])
+def _of_tier(wanted: Wanted, tier: RunTier) -> GoodCopy:
+    def bring(target: Target, chunk: int) -> None:
+        step, rank = wanted.record.step, wanted.image.rank
+        _same(tier.open(step, rank).record, wanted)
+        tier.get(step, rank, target.address, chunks=[chunk])
 
     return GoodCopy(f"the tier {tier.name}", bring)
 
 
-def _of_nodes(copy: Copy, neighbourhood: Neighbourhood) -> Iterator[GoodCopy]:
+def _of_nodes(wanted: Wanted, neighbourhood: Neighbourhood) -> Iterator[GoodCopy]:
     seen: set[str] = set()
     try:
-        located = neighbourhood.reporter.whereis(copy.image.run, copy.image.rank)
+        located = neighbourhood.reporter.whereis(wanted.image.run, wanted.image.rank)
     except ManagerError as error:
         log.info("%s: only nodes are asked that are known without it", error.args[0])
         located = ()
     for other in located:
         mine = other.peer.node == neighbourhood.node
-        if other.step == copy.step and not mine and other.peer.address not in seen:
+        if other.step == wanted.record.step and not mine and other.peer.address not in seen:
             seen.add(other.peer.address)
-            yield _of_node(f"node {other.peer.node}", other.peer.address, neighbourhood)
-    for address in neighbourhood.replication.known(copy.image):
+            yield _of_node(wanted, f"node {other.peer.node}", other.peer.address, neighbourhood)
+    for address in neighbourhood.replication.known(wanted.image):
         if address not in seen:
-            yield _of_node(f"the node at {address}", address, neighbourhood)
+            yield _of_node(wanted, f"the node at {address}", address, neighbourhood)
 
 
-def _of_node(name: str, address: str, neighbourhood: Neighbourhood) -> GoodCopy:
-    def bring(copy: Copy, target: int, chunk: int) -> None:
-        offset = target - copy.memory.segment.address
-
+def _of_node(wanted: Wanted, name: str, address: str, neighbourhood: Neighbourhood) -> GoodCopy:
+    def bring(target: Target, chunk: int) -> None:
         def room(layout: Layout, record: Record) -> Callable[[int, int], memoryview]:
-            _same(record, copy)
-            return lambda start, nbytes: copy.memory.segment.view(offset + start, nbytes)
+            _same(record, wanted)
+            return target.view
 
-        image = copy.image
-        request = p.Pull(image.run, image.rank, copy.step, copy.record.created, chunks=(chunk,))
+        image, record = wanted.image, wanted.record
+        request = p.Pull(image.run, image.rank, record.step, record.created, chunks=(chunk,))
         neighbourhood.replication.pull(address, request, room, _TRIES)
 
     return GoodCopy(name, bring)
 
 
-def _same(record: Record, copy: Copy) -> None:
+def _same(record: Record, wanted: Wanted) -> None:
     """Raises SnapshotNotFoundError where that is another image."""
-    if (record.created, record.checksums) != (copy.record.created, copy.record.checksums):
+    if (record.created, record.checksums) != (wanted.record.created, wanted.record.checksums):
         raise SnapshotNotFoundError(f"step {record.step} there is another one")

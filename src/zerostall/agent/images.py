@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from zerostall import native
 from zerostall.agent.holdings import attempt_at, attempt_stored
 from zerostall.agent.loop_call import Post, on_loop
-from zerostall.errors import SnapshotNotFoundError
+from zerostall.errors import CorruptError, SnapshotNotFoundError
 from zerostall.tiers.host import stride_of
 
 if TYPE_CHECKING:
@@ -109,7 +109,11 @@ class Images:
         segment = native.Segment(f"zerostall-give-{image.rank}", stride_of(stored.layout), populate=False)
         try:
             if chunks is None or chunks:
-                disk.get(step, image.rank, segment.address, chunks=chunks)
+                try:
+                    disk.get(step, image.rank, segment.address, chunks=chunks)
+                except CorruptError as error:
+                    self._doubt(image, step, f"it was to be given to another node: {error.args[0]}", disk=True)
+                    raise
             yield Given(stored.layout, stored.record, attempt_stored(disk.manifest(step)), segment.view)
         finally:
             segment.close()

@@ -1,4 +1,4 @@
-"""Images in memory that somebody doubts are checked, marked where they are damaged, and made again from good copies.
+"""Images that somebody doubts are checked, marked where they are damaged, and made again from good copies.
 
 Only what the record says is ever written, and only where something else stood: whoever reads an image meanwhile checks
 what it reads, and finds what it would have found, or better. So nothing has to be locked out, and one chunk after the
@@ -7,12 +7,14 @@ other is brought, each from the nearest copy that has it.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from zerostall.agent.disk_copies import DiskCopy
+from zerostall.agent.good_copies import Wanted
 from zerostall.agent.loop_call import Post, on_loop
 from zerostall.core.candidates import Past
 from zerostall.errors import SnapshotNotFoundError, ZerostallError
@@ -21,12 +23,44 @@ from zerostall.wire import cluster as w
 from zerostall.wire.messages import plain
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
     from zerostall.agent.copies import Copies, Copy
-    from zerostall.agent.good_copies import GoodCopy
+    from zerostall.agent.disk_copies import DiskCopies
+    from zerostall.agent.good_copies import GoodCopy, Target
     from zerostall.core.placement import ImageId
 
-Doubt = Callable[["ImageId", int, str], None]
-"""Told that an image of a step may be damaged, and why one thinks so. Any thread."""
+
+class Doubt(Protocol):
+    """Told that an image of a step may be damaged in memory, or on `disk`, and why one thinks so. Any thread."""
+
+    def __call__(self, image: ImageId, step: int, why: str, *, disk: bool = False) -> None: ...
+
+
+class Mendable(Wanted, Protocol):
+    """An image that may be made again where it lies."""
+
+    def there(self) -> bool:
+        """Is it still?"""
+        ...
+
+    def sound(self, chunk: int) -> bool:
+        """Is a chunk what the record says? SnapshotNotFoundError: the image is not there any more."""
+        ...
+
+    def target(self, chunk: int) -> AbstractContextManager[Target]:
+        """Where to bring a chunk; at the end of the block it is in its place, if it is right."""
+        ...
+
+    def damage(self) -> str:
+        """What is wrong with it, "" where nothing is known to be."""
+        ...
+
+    def mark(self, reason: str) -> bool:
+        """Say what is wrong with it, "" for nothing any more; whether it is there."""
+        ...
+
 
 AGAIN_SECONDS = 10.0
 """A damaged image of which nobody has a good copy is tried again after so long, while it is there."""
@@ -45,15 +79,18 @@ class Mending:
         damaged, mended: how many images were, since the agent started.
     """
 
-    def __init__(self, copies: Copies, elsewhere: Callable[[Copy], Iterator[GoodCopy]], post: Post) -> None:
+    def __init__(
+        self, copies: Copies, disks: DiskCopies, elsewhere: Callable[[Wanted], Iterator[GoodCopy]], post: Post
+    ) -> None:
         self.damaged = 0
         self.mended = 0
         self._copies = copies
+        self._disks = disks
         self._elsewhere = elsewhere
         self._post = post
         self._findings: deque[w.Finding] = deque(maxlen=FINDINGS_KEPT)
         self._numbers = 0
-        self._doubts: dict[tuple[ImageId, int], str] = {}
+        self._doubts: dict[tuple[ImageId, int, bool], str] = {}
         self._retry_at = 0.0
         self._stopping = False
         self._changed = threading.Condition()
@@ -66,11 +103,11 @@ class Mending:
             self._changed.notify_all()
         self._thread.join(2.0)
 
-    def doubt(self, image: ImageId, step: int, why: str) -> None:
-        """Look at that image soon; nothing happens where it is not in memory here."""
+    def doubt(self, image: ImageId, step: int, why: str, *, disk: bool = False) -> None:
+        """Look at that image soon; nothing happens where it is not here."""
         with self._changed:
             if len(self._doubts) < MOST_DOUBTS:
-                self._doubts.setdefault((image, step), why)
+                self._doubts.setdefault((image, step, disk), why)
                 self._changed.notify_all()
 
     def findings(self, after: int) -> tuple[w.Finding, ...]:
@@ -82,9 +119,9 @@ class Mending:
 
     def _mend_for_ever(self) -> None:
         while (doubt := self._next()) is not None:
-            (image, step), why = doubt
+            (image, step, disk), why = doubt
             try:
-                for copy in self._copies.of(image, step):
+                for copy in (self._disks if disk else self._copies).of(image, step):
                     self._look_at(copy, why)
             except SnapshotNotFoundError as gone:
                 log.info("%s; %s", gone.args[0], why)
@@ -93,7 +130,7 @@ class Mending:
             except Exception:  # noqa: BLE001 - one image's trouble must not end the others
                 log.exception("step %d of rank %d could not be looked at", step, image.rank)
 
-    def _next(self) -> tuple[tuple[ImageId, int], str] | None:
+    def _next(self) -> tuple[tuple[ImageId, int, bool], str] | None:
         """The next doubt; what could not be made again comes again by itself. None when it is time to end."""
         while True:
             with self._changed:
@@ -114,62 +151,65 @@ class Mending:
     def _overdue(self) -> bool:
         return 0.0 < self._retry_at <= time.monotonic()
 
-    def _look_at(self, copy: Copy, why: str) -> None:
-        bad = [chunk for chunk in range(copy.chunks) if not self._copies.sound(copy, chunk)]
-        known = copy.memory.damage(copy.step)
+    def _look_at(self, copy: Copy | DiskCopy, why: str) -> None:
+        chunks = len(copy.record.checksums)
+        bad = [chunk for chunk in range(chunks) if not copy.sound(chunk)]
+        known = copy.damage()
         if not bad:
             if known:
                 self._whole_again(copy, "by itself")
             log.info("%s is whole after all: %s", copy, why)
             return
-        reason = f"chunk {bad[0]} of {copy.chunks} fails its checksum"
-        reason = reason if len(bad) == 1 else f"{len(bad)} of {copy.chunks} chunks fail their checksums, first {bad[0]}"
+        reason = f"chunk {bad[0]} of {chunks} fails its checksum"
+        reason = reason if len(bad) == 1 else f"{len(bad)} of {chunks} chunks fail their checksums, first {bad[0]}"
         if not known:
-            self._copies.mark(copy, reason)
+            copy.mark(reason)
             self.damaged += 1
             log.error("%s is damaged: %s (%s)", copy, reason, why)
             self._tell("damaged", copy, f"{reason}; {why}")
         self._make_again(copy, bad, first=not known)
 
-    def _make_again(self, copy: Copy, bad: list[int], *, first: bool) -> None:
+    def _make_again(self, copy: Copy | DiskCopy, bad: list[int], *, first: bool) -> None:
         left, trouble = bad, "there is no other copy"
-        for good in self._elsewhere(copy):
+        near = self._disks.in_memory(copy) if isinstance(copy, DiskCopy) else iter(())
+        for good in itertools.chain(near, self._elsewhere(copy)):
             try:
                 while left:
-                    start, _ = copy.extent(left[0])
-                    with self._copies.held(copy) as address:
-                        good.bring(copy, address, left[0])
-                    if not self._copies.sound(copy, left[0]):
-                        raise SnapshotNotFoundError(f"chunk {left[0]} at byte {start} is damaged there, too")
+                    with copy.target(left[0]) as target:
+                        good.bring(target, left[0])
+                    if not copy.sound(left[0]):
+                        raise SnapshotNotFoundError(f"chunk {left[0]} is damaged there, too")
                     left = left[1:]
             except (ZerostallError, OSError) as error:
-                if not self._copies.there(copy):
+                if not copy.there():
                     return  # it made room meanwhile
                 trouble = f"{good.name}: {error.args[0] if error.args else error}"
                 log.info("%s cannot be made again from %s: %s", copy, good.name, trouble)
             if not left:
                 self._whole_again(copy, f"made again from {good.name}")
                 return
-        self._retry_at = time.monotonic() + AGAIN_SECONDS
         if first:
             log.error("%s is damaged, and nobody has a good copy just now: %s", copy, trouble)
             self._tell("hopeless", copy, trouble)
+        if isinstance(copy, DiskCopy):
+            return  # whoever reads it finds that again, and takes another copy
+        self._retry_at = time.monotonic() + AGAIN_SECONDS
         if copy.tier == "replica":
             past = Past(copy.step, copy.record.created)
             guests = self._copies.guests
             on_loop(self._post, lambda: guests.drop(copy.image, past) if guests else None)
 
-    def _whole_again(self, copy: Copy, how: str) -> None:
-        if not self._copies.mark(copy, ""):
+    def _whole_again(self, copy: Copy | DiskCopy, how: str) -> None:
+        if not copy.mark(""):
             return
         self.mended += 1
         log.warning("%s is whole again, %s", copy, how)
         self._tell("mended", copy, how)
-        if copy.run is not None:
-            run = copy.run
-            self._post(lambda: run.trickle.try_again(copy.step))
+        if copy.run is not None and copy.tier == "host":
+            run, step = copy.run, copy.record.step
+            self._post(lambda: run.trickle.try_again(step))
 
-    def _tell(self, kind: str, copy: Copy, reason: str) -> None:
+    def _tell(self, kind: str, copy: Copy | DiskCopy, reason: str) -> None:
         with self._changed:
             self._numbers += 1
             self._findings.append(
@@ -178,7 +218,7 @@ class Mending:
                     kind=kind,
                     run=copy.image.run,
                     rank=copy.image.rank,
-                    step=copy.step,
+                    step=copy.record.step,
                     tier=copy.tier,
                     reason=plain(reason)[:1000],
                 )

@@ -88,16 +88,17 @@ class Requests:
                     lambda: run.fetches.find(client, message, berth.rank, tuple(berth.clean_copies()))
                 )
             case m.Fetch():
-                client.looks_at.add((berth.rank if message.rank is None else message.rank, message.step))
+                wanted = berth.rank if message.rank is None else message.rank
+                client.looks_at.add((wanted, message.step, message.tier))
                 run.fetches.fetch(client, run.berths, berth.rank, message)
             case m.Describe() | m.Quote():
                 run.fetches.describe(client, run.berths, berth.rank, message)
             case m.Tidy():
                 run.when_tidy(lambda: client.send(m.Done(id=message.id)))
             case m.Release():
-                for rank, step in sorted(client.looks_at) if message.damaged else ():
+                for rank, step, tier in sorted(client.looks_at) if message.damaged else ():
                     why = f"the trainer of rank {berth.rank} found it while it restored: {message.damaged}"
-                    self._doubt(ImageId(run.folder.facts.run, rank), step, why)
+                    self._doubt(ImageId(run.folder.facts.run, rank), step, why, disk=tier == "disk")
                 client.release_fetched()
             case _:
                 raise AgentError(f"{type(message).__name__} is not for this connection")

@@ -1,10 +1,11 @@
-"""What keeps the images in this node's memory sound: doubts are looked into, and what nobody reads is looked at."""
+"""What keeps the images of this node sound: doubts are looked into, and what nobody reads is looked at."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from zerostall.agent.copies import Copies
+from zerostall.agent.disk_copies import DiskCopies
 from zerostall.agent.good_copies import Neighbourhood, good_copies
 from zerostall.agent.mending import Mending
 from zerostall.agent.scrubbing import Scrubbing
@@ -23,7 +24,8 @@ class Upkeep:
     def __init__(self, service: Service, governor: Governor, rate: int, post: Post) -> None:
         self.copies = Copies(service, post)
         self._neighbourhood: Neighbourhood | None = None
-        self.mending = Mending(self.copies, lambda copy: good_copies(copy, self._neighbourhood), post)
+        disks = DiskCopies(service, self.copies, post)
+        self.mending = Mending(self.copies, disks, lambda wanted: good_copies(wanted, self._neighbourhood), post)
         self.scrubbing = Scrubbing(self.copies, governor, self.mending.doubt, rate)
 
     def join(self, neighbourhood: Neighbourhood) -> None:
@@ -31,9 +33,9 @@ class Upkeep:
         self._neighbourhood = neighbourhood
         self.copies.guests = neighbourhood.replication.guests
 
-    def doubt(self, image: ImageId, step: int, why: str) -> None:
+    def doubt(self, image: ImageId, step: int, why: str, *, disk: bool = False) -> None:
         """See `mending.Doubt`."""
-        self.mending.doubt(image, step, why)
+        self.mending.doubt(image, step, why, disk=disk)
 
     def close(self) -> None:
         self.scrubbing.close()

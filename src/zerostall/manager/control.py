@@ -274,8 +274,8 @@ class Control:
         for finding in findings:
             if finding.number > known.findings:
                 known.findings = finding.number
-                where = f"{finding.tier} memory of node {known.join.node}"
-                what = f"step {finding.step} of rank {finding.rank} in the {where}"
+                where = "on the disk" if finding.tier == "disk" else f"in the {finding.tier} memory"
+                what = f"step {finding.step} of rank {finding.rank} {where} of node {known.join.node}"
                 self.tell(finding.kind, finding.run, f"{what}: {finding.reason}")
 
     def _home(self, home: Home) -> str:
