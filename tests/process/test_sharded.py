@@ -34,7 +34,6 @@ HOPS = [
     ("fsdp1-orig", 2),
     ("mixed", 2),
     ("fsdp1-mixed", 3),
-    ("fsdp1-whole", 1),
 ]
 FLAT_HOPS = [
     ("fsdp1-hybrid", 4),
@@ -42,6 +41,7 @@ FLAT_HOPS = [
     ("ddp", 2),
     ("fsdp1-orig-hybrid", 4),
     ("fsdp1-whole", 2),
+    ("fsdp1-whole", 1),
     ("zero", 2),
     ("fsdp1-orig-whole", 2),
     ("fsdp1-orig", 3),

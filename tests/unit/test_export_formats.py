@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 import warnings
 from pathlib import Path
 
@@ -200,11 +201,19 @@ def test_a_dcp_folder_that_dcp_reads(tmp_path: Path, monkeypatch: pytest.MonkeyP
     from zerostall.trainer.exchange import export_dcp
 
     monkeypatch.setattr(export_dcp, "_PART", 700)  # parts of a few rows
+    readers: set[str] = set()
+    read = export_dcp.read
+    monkeypatch.setattr(
+        export_dcp,
+        "read",
+        lambda part: (readers.add(threading.current_thread().name.rpartition("_")[0]), read(part))[1],
+    )
     arrays = model_run(tmp_path / "run")
     out = tmp_path / "dcp"
     told: list[tuple[int, int]] = []
     options = ExportOptions(format="dcp", root="model", dtype="float64")
     done = zerostall.export(tmp_path / "run", 1, out, options, progress=lambda *at: told.append(at))
+    assert readers == {"zerostall-export"}
     assert done.tensors == 13 and told[-1][0] == told[-1][1] and done.files == len(list(out.iterdir()))
     wanted = {name: torch.zeros(array.shape, dtype=torch.float64) for name, array in arrays.items() if name != "count"}
     with warnings.catch_warnings():

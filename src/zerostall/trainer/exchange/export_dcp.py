@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,7 @@ from zerostall.errors import StorageError
 from zerostall.flow.export import Exported, chosen, meter, refuse_inside
 from zerostall.flow.foreign_dcp import METADATA
 from zerostall.flow.new_folder import moved_in
+from zerostall.flow.pour import THREADS
 from zerostall.flow.readable import Cast
 from zerostall.trainer.exchange.casting import convert
 from zerostall.trainer.exchange.export_pt import Plain, read
@@ -27,7 +29,9 @@ from zerostall.trainer.state import tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
     from pathlib import Path
+    from typing import Self
 
     from zerostall.core.exchange import ExportOptions
     from zerostall.flow.catalog import Progress
@@ -42,8 +46,8 @@ def export_dcp(step: WholeStep, out: Path, options: ExportOptions, progress: Pro
     """Write a step as a folder that `dcp.load` and `dcp_to_torch_save` read.
 
     Where names are neither chosen nor changed, all that was saved, nested as `Checkpointer` was given it. Else the
-    tensors alone, flat. Large tensors are written in parts, so memory is some parts of 64 MiB. The folder is there
-    whole or not at all.
+    tensors alone, flat. Large tensors are written in parts, of which some are read, checked and cast by other threads
+    while one is written; so memory is some parts of 64 MiB. The folder is there whole or not at all.
 
     Raises:
         as `flow.export.export_safetensors`.
@@ -61,9 +65,11 @@ def export_dcp(step: WholeStep, out: Path, options: ExportOptions, progress: Pro
         values = {name: plain.of(value) for name, value in outline.values(step).items()}
         paths = outline.paths
     total = sum(piece.nbytes for piece in pieces.values())
-    planner = _Planner(pieces, values, paths, meter(total, progress))
-    with moved_in(out, overwrite=options.overwrite, nbytes=total, ours=_is_of_dcp, last=METADATA) as folder:
-        # One thread: what fails on another of its threads is lost. No copying ahead: that is for tensors on a device.
+    with (
+        _Planner(pieces, values, paths, meter(total, progress)) as planner,
+        moved_in(out, overwrite=options.overwrite, nbytes=total, ours=_is_of_dcp, last=METADATA) as folder,
+    ):
+        # It writes on one thread: what fails on another of its threads is lost. The planner reads ahead on several.
         writer = FileSystemWriter(folder, thread_count=1, per_thread_copy_ahead=0, sync_files=True)
         try:
             with warnings.catch_warnings():
@@ -94,7 +100,7 @@ def _cause(error: CheckpointException, out: Path) -> BaseException:
 
 
 class _Planner(DefaultSavePlanner):
-    """Plans parts of tensors that are read when their turn comes."""
+    """Plans parts of tensors that are read when their turn comes, or a little before."""
 
     def __init__(
         self,
@@ -108,6 +114,17 @@ class _Planner(DefaultSavePlanner):
         self._values = values
         self._paths = paths
         self._told = told
+        self._parts: list[tuple[WriteItem, Readable]] = []
+        self._turns: dict[MetadataIndex, int] = {}
+        self._reading: dict[int, Future[torch.Tensor]] = {}
+        self._threads = ThreadPoolExecutor(THREADS, "zerostall-export")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(cancel_futures=True)
+        self._reading.clear()
 
     def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
         super().set_up_planner({}, storage_meta, is_coordinator)
@@ -115,20 +132,26 @@ class _Planner(DefaultSavePlanner):
 
     def create_local_plan(self) -> SavePlan:
         items = [WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO) for name in self._values]
-        for name, piece in self._pieces.items():
-            items += _items(name, piece)
-        self.plan = SavePlan(items, planner_data=self.mappings)
+        self._parts = [(item, piece) for name, piece in self._pieces.items() for item in _items(name, piece)]
+        self._turns = {item.index: turn for turn, (item, _) in enumerate(self._parts)}
+        self.plan = SavePlan(items + [item for item, _ in self._parts], planner_data=self.mappings)
         return self.plan
 
     def lookup_object(self, index: MetadataIndex) -> Any:
         if index.fqn in self._values:
             return self._values[index.fqn]
-        piece = self._pieces[index.fqn]
-        (part,) = (item for item in _items(index.fqn, piece) if item.index.offset == index.offset)
-        assert part.tensor_data is not None
-        tensor = read(_Rows(piece, part.tensor_data.chunk))
+        turn = self._turns[index]
+        for ahead in range(turn, min(turn + 1 + THREADS, len(self._parts))):
+            if ahead not in self._reading:
+                self._reading[ahead] = self._threads.submit(_read, *self._parts[ahead])
+        tensor = self._reading.pop(turn).result()
         self._told(tensor.nbytes)
         return tensor
+
+
+def _read(part: WriteItem, piece: Readable) -> torch.Tensor:
+    assert part.tensor_data is not None
+    return read(_Rows(piece, part.tensor_data.chunk))
 
 
 class _Rows:
