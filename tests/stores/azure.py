@@ -8,6 +8,7 @@ import hmac
 import http.client
 import itertools
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -39,7 +40,7 @@ class Azurite:
         options = ["--blobPort", str(self.port), "--location", str(folder), "--silent", "--skipApiVersionCheck"]
         self._process = subprocess.Popen([found, "--blobHost", "127.0.0.1", *options], stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
-        while self._ask("GET", "/", {"comp": "list"}) is None:
+        while self._ask("GET", "/", {"comp": "list"})[0] is None:
             assert self._process.poll() is None and time.monotonic() < deadline, "azurite did not start"
             time.sleep(0.2)
 
@@ -62,11 +63,25 @@ class Azurite:
 
     def new_bucket(self) -> str:
         name = f"container-{next(_numbers)}"
-        assert self._ask("PUT", f"/{name}", {"restype": "container"}) == 201
+        assert self._ask("PUT", f"/{name}", {"restype": "container"})[0] == 201
         return name
 
-    def _ask(self, method: str, path: str, query: dict[str, str]) -> int | None:
-        """The status of the answer; None where nobody listens yet."""
+    def keys(self, bucket: str) -> list[str]:
+        """Every blob's name."""
+        return self._names(bucket, "")
+
+    def unfinished(self, bucket: str) -> list[str]:
+        """Blobs of which there are blocks alone."""
+        return [name for name in self._names(bucket, "uncommittedblobs") if name not in self.keys(bucket)]
+
+    def _names(self, bucket: str, include: str) -> list[str]:
+        query = {"comp": "list", "restype": "container", **({"include": include} if include else {})}
+        status, body = self._ask("GET", f"/{bucket}", query)
+        assert status == 200, body
+        return re.findall("<Name>(.*?)</Name>", body.decode())
+
+    def _ask(self, method: str, path: str, query: dict[str, str]) -> tuple[int | None, bytes]:
+        """Status and body of the answer; None where nobody listens yet."""
         headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
         told = "".join(f"{name}:{value}\n" for name, value in sorted(headers.items()))
         resource = f"/{_ACCOUNT}/{_ACCOUNT}{path}" + "".join(f"\n{name}:{query[name]}" for name in sorted(query))
@@ -77,8 +92,9 @@ class Azurite:
         try:
             words = "&".join(f"{name}={value}" for name, value in query.items())
             connection.request(method, f"/{_ACCOUNT}{path}?{words}", headers={**headers, "Content-Length": "0"})
-            return connection.getresponse().status
+            answer = connection.getresponse()
+            return answer.status, answer.read()
         except OSError:
-            return None
+            return None, b""
         finally:
             connection.close()

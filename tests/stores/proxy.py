@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import re
 import socketserver
 import threading
 from collections.abc import Callable
@@ -27,7 +28,7 @@ class Request:
 
     @property
     def is_part(self) -> bool:
-        return self.method == "PUT" and "partNumber=" in self.target
+        return self.method == "PUT" and re.search(r"[?&](partNumber=|comp=block(&|$))", self.target) is not None
 
 
 @dataclass

@@ -25,7 +25,7 @@ _numbers = itertools.count(1)
 on_both = pytest.mark.parametrize("s3_server", ["moto", "seaweed"], indirect=True)
 """A test that goes by more than what moto takes S3 to be."""
 
-on_all = pytest.mark.parametrize("s3_server", ["moto", "seaweed", "google"], indirect=True)
+on_all = pytest.mark.parametrize("s3_server", ["moto", "seaweed", "google", "azurite"], indirect=True)
 """The same, where it does not matter in whose words an upload is made."""
 
 

@@ -285,8 +285,9 @@ class OtherDisks:
     def _tell(self, left_out: dict[Path, str]) -> None:
         """A line for each disk that is left out, once for each reason of a kind."""
         for folder, problem in left_out.items():
-            if folder not in self._told:
-                log.warning("%s: %s is left out, images go to other disks: %s", self._where, folder, problem)
+            said = "%s: %s is left out, images go to other disks: %s", self._where, folder, problem
+            if not say_once(f"left out:{folder}", *said) and folder not in self._told:
+                log.warning(*said)
         self._told = left_out
 
 
