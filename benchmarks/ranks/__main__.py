@@ -45,6 +45,8 @@ def run_way(way: str, options: argparse.Namespace, folder: Path, deadline: float
     for rank in range(options.ranks):
         environment = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(options.ranks)}
         environment.setdefault("ZEROSTALL_AGENT_IDLE", "60")
+        # As where it is installed: no agent compiles its modules anew.
+        environment |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder / "compiled")}
         if options.device == "cpu":
             environment["GLOO_SOCKET_IFNAME"] = "lo"
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.ranks", *map(str, words)]
@@ -116,7 +118,7 @@ def main() -> None:
             "Times are of the slowest rank: the median, and from the fastest to the slowest. Each takes its turn, "
             "another is the first each time, and a first save of each is not counted. Saves count until they are on "
             "disk and fsynced, whoever makes them. Loads begin with nothing in the page cache and no agent: "
-            "zerostall's include its start.",
+            "zerostall's include its start, from compiled modules as an installed package has them.",
             "dcp is torch.distributed.checkpoint with its defaults, `get_state_dict` and `set_state_dict` included. "
             "With zerostall's Writer and Reader, dcp.save and dcp.load write and read zerostall's files.",
         ]

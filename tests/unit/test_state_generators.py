@@ -58,9 +58,9 @@ def test_generators_that_nobody_uses_are_told_all_at_once() -> None:
     np.random.seed(3)
     check()
     if isinstance(rng._torch.block, native.Block):
-        assert rng._all_still.same()
+        assert rng._still.same()
     np.random.rand()
-    assert not rng._all_still.same()
+    assert not rng._still.same()
 
 
 def test_numpy_may_be_given_another_generator() -> None:

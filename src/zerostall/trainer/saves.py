@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from zerostall.trainer.world import World
 
 _TELL_SECONDS = 1.0
+_NONE_SPECIAL = Wish(None, pin=False, replace=False, aside=())
 
 
 class Saves:
@@ -127,7 +128,9 @@ class Saves:
             self._stats.record_call(time.perf_counter() - start)
             return Saving(step, self._desk, skipped=busy)
         saving = Saving(step, self._desk, time.time())
-        wish, thread = Wish(metric, bool(pin), replace, ledger.aside), threading.get_ident()
+        plain = metric is None and not pin and not replace and not ledger.aside
+        wish = _NONE_SPECIAL if plain else Wish(metric, bool(pin), replace, ledger.aside)
+        thread = threading.get_ident()
         flight = Flight(name, taken, saving, wish, start, thread, Tears(taken.changed, thread))
         try:
             ledger.accept(saving)

@@ -22,6 +22,7 @@ from zerostall.wire.messages import PROTOCOL, FromAgent
 
 START_SECONDS = 60.0
 _AGAIN_SECONDS = 4.0
+_LOOK_SECONDS = 0.005
 
 
 def socket_path(folder: Path) -> Path:
@@ -122,7 +123,7 @@ def connect_or_start(folder: Path, *, timeout: float = START_SECONDS) -> Channel
                 raise AgentError(f"the agent does not start; the end of {log_path(folder)}:\n{_log_tail(folder)}")
             again = min(time.monotonic() + _AGAIN_SECONDS, deadline)  # launching may itself take long
             while (channel := connect(folder)) is None and time.monotonic() < again:
-                time.sleep(0.005)
+                time.sleep(_LOOK_SECONDS)
             if channel is not None:
                 return channel
     raise AgentError(
@@ -161,11 +162,13 @@ def _launch(folder: Path) -> int:
             stderr=log,
             start_new_session=True,
         )
-    try:
-        return launcher.wait(
-            timeout=START_SECONDS
-        )  # it hands over to its detached child at once, so no zombie is left here
-    except subprocess.TimeoutExpired:
-        launcher.kill()
-        launcher.wait()
-        raise AgentError(f"starting the agent took more than {START_SECONDS:.0f} s") from None
+    # It hands over to its detached child at once, so no zombie is left here. Not wait() with a timeout, which comes to
+    # look every 50 ms only.
+    deadline = time.monotonic() + START_SECONDS
+    while (status := launcher.poll()) is None:
+        if time.monotonic() > deadline:
+            launcher.kill()
+            launcher.wait()
+            raise AgentError(f"starting the agent took more than {START_SECONDS:.0f} s")
+        time.sleep(_LOOK_SECONDS)
+    return status

@@ -6,6 +6,7 @@ torch does not know: writing there ends the process. The kernel does.
 from __future__ import annotations
 
 import bisect
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from zerostall.trainer.state.tensors import Holder
 
+_READ_ONLY = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) .-", re.MULTILINE)  # a line of /proc/self/maps
 READ_ONLY = "the target's memory can only be read, such as a file that is mapped for reading"
 
 
@@ -35,16 +37,9 @@ def read_only(pairs: Iterable[tuple[str, Holder]]) -> dict[str, str]:
 
 def _read_only_stretches() -> tuple[list[int], list[int]]:
     """Where they begin and end, rising."""
-    starts: list[int] = []
-    stops: list[int] = []
     try:
-        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+        maps = Path("/proc/self/maps").read_bytes()
     except OSError:
         return [], []
-    for line in lines:
-        stretch, rights = line.split(maxsplit=2)[:2]
-        if "w" not in rights:
-            start, stop = stretch.split("-")
-            starts.append(int(start, 16))
-            stops.append(int(stop, 16))
-    return starts, stops
+    stretches = _READ_ONLY.findall(maps)
+    return [int(start, 16) for start, _ in stretches], [int(stop, 16) for _, stop in stretches]

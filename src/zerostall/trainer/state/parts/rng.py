@@ -160,8 +160,6 @@ def block_tells() -> bool:
 
 
 _python, _numpy, _torch = _Python(), _Numpy(), _Torch()
-_all_still: native.Still | _Never = _NEVER
-"""Tells of all that was read last at once: asking costs more than comparing."""
 _CUDA = torch.backends.cuda.is_built()
 
 
@@ -183,8 +181,13 @@ class GeneratorStates(msgspec.Struct):
     @staticmethod
     def read() -> GeneratorStates:
         """Read those that were used since they were read last."""
-        global _all_still
-        if not _all_still.same():
+        global _latest, _still
+        # Asked only once CUDA is up: its set-up is not for a save to start.
+        on_devices = torch.cuda.default_generators if _CUDA and torch.cuda.is_initialized() else ()
+        still = _still.same()
+        if still and not on_devices and _latest is not None:
+            return _latest
+        if not still:
             if not _torch.block.same():
                 _torch.read()
             if not (_python.block.same() and _python.watch.same()):
@@ -193,10 +196,10 @@ class GeneratorStates(msgspec.Struct):
                 _numpy.read()
             signs = _torch.block, _python.block, _python.watch, _numpy.block, _numpy.choice
             known = [sign for sign in signs if not isinstance(sign, _Never)]
-            _all_still = native.Still(known) if len(known) == len(signs) else _NEVER
-        # Asked only once CUDA is up: its set-up is not for a save to start.
-        on_devices = torch.cuda.default_generators if _CUDA and torch.cuda.is_initialized() else ()
-        return GeneratorStates(_python.state, _numpy.state, _torch.state, [one.get_state() for one in on_devices])
+            _still = native.Still(known) if len(known) == len(signs) else _NEVER
+        here = [one.get_state() for one in on_devices]
+        _latest = GeneratorStates(_python.state, _numpy.state, _torch.state, here)
+        return _latest
 
     def tree(self) -> dict[str, object]:
         """Return them as a tree of values; may be called later than read()."""
@@ -207,6 +210,11 @@ class GeneratorStates(msgspec.Struct):
             "torch": SmallTensor.of(self.torch),
             "cuda": [SmallTensor.of(state) for state in self.cuda],
         }
+
+
+_latest: GeneratorStates | None = None
+_still: native.Still | _Never = _NEVER
+"""Tells at once of all processors' generators that were read last: to ask each takes longer than to compare all."""
 
 
 def restore_generators(tree: object) -> list[str]:
