@@ -30,6 +30,7 @@ ZEROSTALL_PEER           address for other agents, HOST or HOST:PORT; without it
                          a run's ranks are on several nodes, HOST is also where rank 0's agent meets the others
                          (default there: MASTER_ADDR, else the host name)
 ZEROSTALL_REPLICA_BUDGET most bytes of memory for other nodes' images (default: a quarter of the host budget)
+ZEROSTALL_REPLICA_DISK   folder for other nodes' images on this node's disk; without it they are in memory only
 ZEROSTALL_REPLICA_RATE   most bytes a second that go to other nodes (default: no bound)
 ZEROSTALL_TRANSPORT      how images go to other nodes: auto (default: NIXL where there is RDMA, else tcp), nixl, tcp
 ZEROSTALL_MANAGER_CA     file of certificates to check the manager's by, where they are not the system's
@@ -214,6 +215,7 @@ class MemberSettings:
         node, labels: the node's name and failure domains.
         peer: address for other agents, "" for none.
         replica_budget: most bytes of memory for other nodes' images.
+        replica_disk: folder for other nodes' images, None to keep them in memory only.
         replica_rate: most bytes a second that go to other nodes; None for no bound.
         transport: how images go to other nodes.
         authorities: file of certificates to check the manager's by, None for the system's.
@@ -225,6 +227,7 @@ class MemberSettings:
     labels: str = ""
     peer: str = ""
     replica_budget: int = 0
+    replica_disk: Path | None = None
     replica_rate: int | None = None
     transport: Transport = "auto"
     authorities: Path | None = None
@@ -239,6 +242,7 @@ class MemberSettings:
             raise ValueError(f"ZEROSTALL_MANAGER={manager!r} is not a URL such as http://10.0.0.1:7077, or several")
         budget = os.environ.get("ZEROSTALL_REPLICA_BUDGET")
         rate = os.environ.get("ZEROSTALL_REPLICA_RATE")
+        disk = os.environ.get("ZEROSTALL_REPLICA_DISK")
         authorities = os.environ.get("ZEROSTALL_MANAGER_CA")
         return cls(
             manager=manager,
@@ -247,6 +251,7 @@ class MemberSettings:
             labels=os.environ.get("ZEROSTALL_LABELS", ""),
             peer=os.environ.get("ZEROSTALL_PEER", ""),
             replica_budget=parse_bytes(budget, "ZEROSTALL_REPLICA_BUDGET") if budget else host_budget // 4,
+            replica_disk=Path(disk).absolute() if disk else None,
             replica_rate=parse_bytes(rate, "ZEROSTALL_REPLICA_RATE") if rate else None,
             transport=transport(),
             authorities=Path(authorities) if authorities else None,

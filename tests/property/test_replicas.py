@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerostall.core.candidates import Past
-from zerostall.core.replicas import next_wanted, unneeded
+from zerostall.core.replicas import next_stored, next_wanted, unneeded
 
 images = st.frozensets(st.builds(Past, st.integers(0, 6), st.sampled_from([1.0, 2.0])), max_size=5)
 
@@ -37,3 +37,16 @@ def test_fetching_until_nothing_is_wanted_ends_with_the_newest(here: frozenset[P
     else:
         assert wanted == max(home)
         assert next_wanted(here | {wanted}, home) is None
+
+
+@given(images, images, images, st.floats(0, 100), st.floats(0, 100))
+def test_what_goes_to_a_partners_disk(
+    here: frozenset[Past], settled: frozenset[Past], stored: frozenset[Past], rested: float, every: float
+) -> None:
+    past, reason = next_stored(here, settled, stored, rested, every)
+    assert reason
+    newest = max(here & settled, default=None)
+    if past is not None:
+        assert past == newest and past not in stored and rested >= every
+    else:
+        assert newest is None or newest in stored or rested < every

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,15 +13,18 @@ from zerostall.agent.loop_call import Post, on_loop
 from zerostall.agent.pulling import TRIES
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
+from zerostall.core.candidates import Past
 from zerostall.core.placement import ImageId
+from zerostall.core.prefetch import MEMORY
 from zerostall.errors import FormatError, ManagerError, SnapshotNotFoundError, ZerostallError
 from zerostall.telemetry import log
 from zerostall.tiers.host import stride_of
+from zerostall.wire import cluster as w
 from zerostall.wire import messages as m
 from zerostall.wire import peers as p
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from zerostall.agent.replication import Replication
     from zerostall.agent.reporter import Reporter
@@ -28,6 +33,9 @@ if TYPE_CHECKING:
     from zerostall.wire.cluster import LocatedCopy
 
 TIER = "replica"
+HEIR_SECONDS = 30.0
+"""So long a node that has a run and was not heard lately is waited for, until it is heard or lost."""
+_ASK_AGAIN_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +82,31 @@ class Elsewhere:
             known = self._runs[run, world] = OfRun(self, run, world, Afar(self._replication, self._reporter, run))
         return known
 
-    def copies(self, run: str, rank: int, world: int) -> tuple[m.CopyFacts, ...]:
-        """The steps of which another node, or this one as a guest, has the rank's image; one entry a step."""
+    def heir(self, where: str, name: str, then: Callable[[w.Inherited], None]) -> None:
+        """Find out which run an empty folder goes on with, and call with that on the loop. On the loop."""
+
+        def ask() -> None:
+            began = time.monotonic()
+            found = w.Inherited("", name, "")
+            while True:
+                asked = time.monotonic() - began
+                try:
+                    found = self._reporter.heir(where, name, asked)
+                except ZerostallError as error:
+                    found = w.Inherited("", name, f"nobody can say whether it goes on with a run: {error.args[0]}")
+                    break
+                if not found.wait or asked > HEIR_SECONDS:
+                    break
+                time.sleep(_ASK_AGAIN_SECONDS)
+            self._post(lambda: then(found))
+
+        threading.Thread(target=ask, name="heir", daemon=True).start()
+
+    def copies(self, run: str, rank: int, world: int, near: Collection[Past]) -> tuple[m.CopyFacts, ...]:
+        """The steps of which another node, or this one as a guest, has the rank's image; one entry a step.
+
+        What is on this node's disk is `near`: another's disk is not told of then, only what is in memory.
+        """
         image = ImageId(run, rank)
         here = {past.step: past.created for past in on_loop(self._post, lambda: self._replication.guests.images(image))}
         try:
@@ -88,6 +119,8 @@ class Elsewhere:
         found: dict[int, m.CopyFacts] = {}
         for copy in located:
             self._sources.setdefault((image, copy.step), []).append(copy)
+            if copy.tier not in MEMORY and Past(copy.step, copy.began) in near:
+                continue
             known = found.get(copy.step)
             if known is None or (copy.clean and not known.clean):
                 reason = m.plain(copy.reason)
@@ -112,7 +145,7 @@ class Elsewhere:
             return own
         problem: ZerostallError = SnapshotNotFoundError(f"no node has step {request.step} of rank {rank} any more")
         sources = self._sources.get((image, request.step), ())
-        sources = [copy for copy in sources if copy.clean and copy.peer.node != self._node]
+        sources = [copy for copy in sources if copy.clean and (copy.peer.node != self._node or copy.tier == "partner")]
         # A node that is gone may be among them: each is tried once before any is tried again.
         for tries in (1, TRIES):
             for copy in sources:
@@ -168,8 +201,8 @@ class OfRun:
     world: int
     afar: Afar
 
-    def copies(self, rank: int) -> tuple[m.CopyFacts, ...]:
-        return self.elsewhere.copies(self.run, rank, self.world)
+    def copies(self, rank: int, near: Collection[Past]) -> tuple[m.CopyFacts, ...]:
+        return self.elsewhere.copies(self.run, rank, self.world, near)
 
     def lend(self, request: m.Fetch, rank: int) -> Brought | None:
         """On the loop: the image that the step was found to have, where this node keeps it as a guest."""

@@ -81,9 +81,11 @@ class Fetches:
         """Answer with the copies of every step, damaged ones with the reason."""
 
         def look() -> m.Message:
-            disk = (self._look_at(step, rank) for step in self._disk.steps())
+            disk = [self._look_at(step, rank) for step in self._disk.steps()]
             near = host + tuple(copy for copy in disk if copy is not None)
-            near += self.elsewhere.copies(rank) if self.elsewhere else ()
+            if self.elsewhere:
+                clean = {Past(copy.step, copy.created) for copy in disk if copy is not None and copy.clean}
+                near += self.elsewhere.copies(rank, clean)
             return m.Found(id=request.id, copies=near + tuple(self._look_afar(near)))
 
         self._answer(client, request.id, look)

@@ -150,6 +150,15 @@ class RunFolder:
             hint="give this run a folder of its own, move that one aside, or leave out run= to go on with it",
         )
 
+    def blank(self) -> bool:
+        """Is nothing of any run there?"""
+        return not (self.where / names.RUN).exists() and not self.disk.steps()
+
+    def inherit(self, run: str, name: str) -> None:
+        """An empty folder goes on with a run whose own folder is gone, and of which other nodes have copies."""
+        known = RunFacts(run=run, name=name, fingerprint=layouts.fingerprint([]), created=time.time())
+        self._write_facts(known)
+
     def become(self, facts: RunFacts) -> None:
         """An empty folder goes on with a run that is elsewhere already."""
         self._write_facts(facts)

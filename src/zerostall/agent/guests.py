@@ -62,6 +62,7 @@ class Guests:
         self.budget = budget
         self._pool = pool
         self._guests: dict[ImageId, Guest] = {}
+        self._told: dict[ImageId, tuple[str, str]] = {}  # each run's folder and name, as its home says
 
     def __len__(self) -> int:
         return len(self._guests)
@@ -121,8 +122,11 @@ class Guests:
         if guest is not None and guest.berth.current is place.tier:
             guest.berth.discard(place.slot)
 
-    def offered(self, image: ImageId, there: Iterable[Past], gone: Iterable[Past]) -> None:
+    def offered(
+        self, image: ImageId, there: Iterable[Past], gone: Iterable[Past], where: str = "", name: str = ""
+    ) -> None:
         """The rank's home says what it has: drop what it has gone back from and what newer images replace."""
+        self._told[image] = where, name
         guest = self._guests.get(image)
         if guest is not None:
             guest.berth.forget(unneeded(self.images(image), set(there)) | set(gone))
@@ -153,12 +157,14 @@ class Guests:
             elif now - guest.unwanted_since > UNWANTED_SECONDS and not guest.berth.held():
                 log.info("rank %d of run %s is no guest any more", image.rank, image.run)
                 self._guests.pop(image).berth.close()
+                self._told.pop(image, None)
 
     def notes(self) -> tuple[w.RunNote, ...]:
         """What the manager is told of them."""
         return tuple(
-            w.RunNote(run=image.run, where="", world=guest.world, ranks=(self._note(image, guest),))
+            w.RunNote(run=image.run, where=where, name=name, world=guest.world, ranks=(self._note(image, guest),))
             for image, guest in sorted(self._guests.items())
+            for where, name in (self._told.get(image, ("", "")),)
         )
 
     def _note(self, image: ImageId, guest: Guest) -> w.RankNote:

@@ -87,6 +87,7 @@ def _run_note(run: Run) -> w.RunNote:
     return w.RunNote(
         run=run.folder.facts.run,
         where=plain(str(run.where))[-1000:],
+        name=run.folder.facts.name,
         world=run.world,
         ranks=tuple(_rank_note(berth) for _, berth in sorted(run.berths.items())),
         writing=run.trickle.writing(),

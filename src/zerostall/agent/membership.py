@@ -54,7 +54,7 @@ class Member:
 
     def _look(self) -> Census:
         """On the loop."""
-        return take_census(self._service, self._replication.guests.notes() if self._replication else ())
+        return take_census(self._service, self._replication.notes() if self._replication else ())
 
 
 def join(service: Service, settings: MemberSettings | None) -> Membership:

@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zerostall.agent.guest_disk import GuestDisk
 from zerostall.agent.guests import Guests, Place
 from zerostall.agent.images import Images
 from zerostall.agent.loop_call import Post, on_loop
@@ -28,11 +29,13 @@ from zerostall.errors import CapacityError, ZerostallError
 from zerostall.flow.budget import Budget
 from zerostall.telemetry import log, say_once
 from zerostall.wire import peers as p
+from zerostall.wire.messages import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from zerostall import native
+    from zerostall.agent.berth import Berth
     from zerostall.agent.service import Service
     from zerostall.config import MemberSettings
     from zerostall.core.layout import Layout
@@ -61,7 +64,9 @@ class Replication:
 
     def __init__(self, service: Service, settings: MemberSettings, secret: str, pool: native.Pool, post: Post) -> None:
         self.guests = Guests(Budget(settings.replica_budget), pool)
-        self.images = Images(service, self.guests, service.upkeep.doubt, post)
+        folder = settings.replica_disk
+        self.guest_disk = GuestDisk(folder, pool, self.guests, post) if folder is not None else None
+        self.images = Images(service, self.guests, service.upkeep.doubt, post, self.guest_disk)
         self.received = 0
         self._transport = open_transport(settings.transport, settings.node, settings.peer)
         self.pace = Pace(settings.replica_rate, meter_of(self._transport, settings.peer))
@@ -98,6 +103,12 @@ class Replication:
         for thread in self._threads:
             thread.join(2.0)
         self._transport.close()
+        if self.guest_disk is not None:
+            self.guest_disk.close()
+
+    def notes(self) -> tuple[w.RunNote, ...]:
+        """On the loop: what of other nodes is here, for the manager."""
+        return self.guests.notes() + (self.guest_disk.notes() if self.guest_disk is not None else ())
 
     def follow(self, answer: w.Answer) -> None:
         """What the manager says should be so. The reporter's thread."""
@@ -165,7 +176,18 @@ class Replication:
                 gone.extend(sorted(past for past in self._offered.get(image, set()) - sealed if past > newest))
                 self._offered[image] = sealed
                 told = tuple(past for past in gone if past not in sealed)
-                offer = p.Offer(image.run, rank, run.world, self.door.address, tuple(sorted(sealed)), told)
+                offer = p.Offer(
+                    image.run,
+                    rank,
+                    run.world,
+                    self.door.address,
+                    tuple(sorted(sealed)),
+                    told,
+                    settled=tuple(_settled(berth)),
+                    every=None if run.url else run.trickle.interval,
+                    where=plain(str(run.where))[-1000:],
+                    name=run.folder.facts.name,
+                )
                 offers += [(peer.address, offer) for peer in plan[image]]
         return offers
 
@@ -175,7 +197,9 @@ class Replication:
         self._homes[image] = offer.address
 
         def look() -> Past | None:
-            self.guests.offered(image, there, offer.gone)
+            self.guests.offered(image, there, offer.gone, offer.where, offer.name)
+            if self.guest_disk is not None:
+                self.guest_disk.heard(image, offer)
             return next_wanted(self.guests.images(image), there)
 
         wanted = on_loop(self._post, look)
@@ -240,6 +264,8 @@ class Replication:
             raise
         attempt = came.attempt or want.attempt
         on_loop(self._post, lambda: self.guests.seal(places[0], came.record, attempt))
+        if (disk := self.guest_disk) is not None:
+            self._post(lambda: disk.look(want.image))
         seconds = time.monotonic() - start
         log.info("step %d of rank %d is here, %.3f s", want.step, want.image.rank, seconds)
 
@@ -271,3 +297,10 @@ class Replication:
 
     def _count(self, nbytes: int) -> None:
         self.received += nbytes
+
+
+def _settled(berth: Berth) -> Iterator[p.Settled]:
+    """The images of a rank that are of clean steps."""
+    for tier in berth.tiers():
+        for step in tier.steps():
+            yield p.Settled(step, tier.record_of(step).created, tier.manifest(step).created)

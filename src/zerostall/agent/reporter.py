@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import zerostall
 from zerostall.agent.holdings import Census, DiskCensus, joined
@@ -23,10 +23,14 @@ from zerostall.wire.manager_link import ManagerLink
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    import msgspec
+
     from zerostall.agent.loop_call import Post
     from zerostall.agent.replication import Replication
     from zerostall.agent.upkeep import Upkeep
     from zerostall.config import MemberSettings
+
+Answer = TypeVar("Answer")
 
 INTERVAL = 1.0
 _MOST_PAUSE = 5.0
@@ -94,15 +98,17 @@ class Reporter:
         """Copies of all ranks' images of a step, on this node, too; as `whereis`."""
         return self._located(w.WhereIs(self._settings.node, run, 0, step, everybody=True))
 
-    def _located(self, question: w.WhereIs) -> tuple[w.LocatedCopy, ...]:
-        """Any thread.
+    def heir(self, where: str, name: str, asked: float) -> w.Inherited:
+        """Which run an empty folder goes on with; as `whereis`."""
+        return self._asked_once("heir", w.Empty(self._settings.node, where, name, asked), w.Inherited)
 
-        Raises:
-            ManagerError: the manager cannot be reached.
-        """
+    def _located(self, question: w.WhereIs) -> tuple[w.LocatedCopy, ...]:
+        return self._asked_once("whereis", question, w.Located).copies
+
+    def _asked_once(self, path: str, question: msgspec.Struct, kind: type[Answer]) -> Answer:
         link = self._connection(2.0)
         try:
-            return link.post("whereis", question, w.Located).copies
+            return link.post(path, question, kind)
         finally:
             link.close()
 

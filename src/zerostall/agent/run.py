@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from zerostall.core.roll import Save
     from zerostall.flow.budget import Budget
     from zerostall.flow.governor import Governor
+    from zerostall.wire import cluster as w
 
 Post = Callable[[Callable[[], None]], None]
 
@@ -44,6 +45,7 @@ class Run:
 
     Attributes:
         part: the ranks of this node, where there are others; None where all are here.
+        heir: the run that the folder goes on with, if it is empty.
 
     Raises (on construction): StorageError, RunBusyError, FormatError.
     """
@@ -65,6 +67,7 @@ class Run:
         self.world = world
         self.berths: dict[int, Berth] = {}
         self.part: frozenset[int] | None = None
+        self.heir: w.Inherited | None = None
         self.folder = RunFolder(where, pool)
         self.fetches = Fetches(self.folder.disk, post, governor)
         self.tally = Tally()
@@ -181,8 +184,10 @@ class Run:
 
     def _take_folder(self, hello: m.Hello) -> None:
         if not self.folder.taken() or not self.folder.same():
-            known = self.folder.on_disk
+            known, blank = self.folder.on_disk, self.folder.blank()
             self.folder.take()
+            if blank and self.heir is not None:
+                self.folder.inherit(self.heir.run, self.heir.name)
             if not self.url:
                 self._forget_strangers(known)
         self._agree_with_remote()

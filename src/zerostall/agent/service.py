@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import selectors
 import time
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from zerostall.agent.door import Door
     from zerostall.agent.elsewhere import Elsewhere
     from zerostall.config import AgentSettings
+    from zerostall.wire import cluster as w
 
 DISK_THREADS = 4
 _DOOR_SECONDS = 1.0
@@ -265,6 +267,25 @@ class Service:
             run = Run(where, hello.world, self._budget, self._pool, self.post, self._governor, url, self._watch)
             run.trickle.refused = self._refused(run)
             self._runs[where] = run
+        if self.elsewhere is not None and not url and hello.nodes is None and run.folder.blank():
+            self.elsewhere.heir(
+                m.plain(str(where))[-1000:], hello.run or "", lambda found: self._inherited(client, run, hello, found)
+            )
+        else:
+            self._begin(client, run, hello)
+
+    def _inherited(self, client: Client, run: Run, hello: m.Hello, found: w.Inherited) -> None:
+        """The manager was asked which run an empty folder goes on with."""
+        if client.broken or client not in self._clients:
+            return
+        log.log(logging.WARNING if found.run or found.wait else logging.INFO, "%s: %s", run.where, found.reason)
+        run.heir = found if found.run else None
+        try:
+            self._begin(client, run, hello)
+        except Exception as error:  # noqa: BLE001 - the trainer waits for an answer
+            client.send(m.Refused.of(hello.id, _ours(error)))
+
+    def _begin(self, client: Client, run: Run, hello: m.Hello) -> None:
         if not run.attached():
             run.sit(hello.nodes)
         carrier = run.carry_to(hello.remote)

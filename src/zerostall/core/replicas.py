@@ -26,6 +26,26 @@ def unneeded(here: Set[Past], home: Set[Past]) -> frozenset[Past]:
     return frozenset(past for past in here - home if past.step > newest or past.step in numbers or past.step < followed)
 
 
+def next_stored(
+    here: Set[Past], settled: Set[Past], stored: Set[Past], rested: float, every: float
+) -> tuple[Past | None, str]:
+    """Which of the images kept here is to be written to this node's disk now, and why it is that one, or none.
+
+    Args:
+        settled: images that the home says are of clean steps; only such are worth a disk.
+        rested: seconds since the last write.
+        every: seconds from one write to the next, by the run's own policy for its disk.
+    """
+    newest = max(here & settled, default=None)
+    if newest is None:
+        return None, "nothing that is kept here is clean yet"
+    if newest in stored:
+        return None, f"step {newest.step} is there"
+    if rested < every:
+        return None, f"the run's policy writes every {every:g} s, the last time was {rested:.0f} s ago"
+    return newest, f"step {newest.step} is the newest clean one here"
+
+
 def next_wanted(here: Set[Past], home: Set[Past]) -> Past | None:
     """The newest image of the home that is not here and newer than what is; None when there is none.
 

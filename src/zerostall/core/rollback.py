@@ -142,6 +142,12 @@ class Steps:
             self._add(node, holding, now)
         self._said[node] = after
 
+    def know(self, run: str, world: int) -> None:
+        """The run has so many ranks, as those say who keep copies; where they train counts more."""
+        table = self.runs.get(run)
+        if table is not None and not table.homes:
+            table.world = world
+
     def gone(self, node: str, now: float) -> None:
         """Nothing that the node held can be had any more; its ranks train nowhere."""
         if node in self._said:

@@ -30,6 +30,7 @@ RUN = "run.json"
 LAYOUTS = "layouts"
 IMAGES = "images"
 MANIFEST = "manifest.json"
+REPLICA = "replica.json"
 PINNED = "pinned"
 DISKS = "disks.json"
 DISK = "disk.json"
@@ -199,7 +200,7 @@ def parse_partial(name: str) -> tuple[str, str] | None:
     match = _PARTIAL.fullmatch(name)
     if match is None:
         return None
-    known = match[1] in (RUN, MANIFEST, DISKS, DISK) or any(
+    known = match[1] in (RUN, MANIFEST, REPLICA, DISKS, DISK) or any(
         parse(match[1]) is not None
         for parse in (parse_image, parse_record, parse_kept, parse_layout, parse_spare_layout)
     )

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from zerostall.core import prefetch, rollback
 from zerostall.core.cluster import Change, Cluster, Health, Hearing, Patience
 from zerostall.core.fabric import Fabric, Stand, stand
+from zerostall.core.heirs import Claim
+from zerostall.core.heirs import heir as decide_heir
 from zerostall.core.placement import ImageId
 from zerostall.core.rollback import Holding, Home, Key, Standing, Steps, Target, Verdict
 from zerostall.core.topology import Place
@@ -145,7 +147,7 @@ class Control:
                 for node, tier in self.steps.holders(key, rank):
                     if node not in places or not self.known[node].join.peer:
                         continue
-                    if node == message.node and tier != "replica" and not message.everybody:
+                    if node == message.node and tier in ("host", "disk") and not message.everybody:
                         continue  # that one it knows better itself
                     copy = w.LocatedCopy(
                         step=key.step,
@@ -163,6 +165,27 @@ class Control:
                     found.append((-key.step, rank, far, copy))
         found.sort(key=lambda entry: (*entry[:3], entry[3].peer))
         return w.Located(tuple(copy for *_, copy in found))
+
+    def heir(self, message: w.Empty) -> w.Inherited:
+        """Which run an empty folder goes on with."""
+        claims: list[Claim] = []
+        for run, table in self.steps.runs.items():
+            goal, said = self.targets.get(run), self._said(run)
+            if goal is None or goal.key is None or said is None:
+                continue
+            there = {
+                home: trains
+                for home, trains in table.homes.values()
+                if home in self.cluster.nodes and self.cluster.nodes[home].present
+            }
+            silent = min((self.cluster.nodes[home].silent for home in there), default=0.0)
+            trains = any(trains for home, trains in table.homes.values() if home in there)
+            claims.append(Claim(run, said.name, said.where, tuple(sorted(there)), trains, silent))
+        found = decide_heir(claims, message.where, message.name, message.asked)
+        if found.run:
+            text = f"an empty folder on node {message.node} goes on with it: {found.reason}"
+            self.tell("heir", found.run, text)
+        return w.Inherited(found.run, found.name, found.reason, found.wait)
 
     # ------------------------------------------------------------------------------------------------- decisions
 
@@ -267,6 +290,8 @@ class Control:
                     holdings.append(Holding(Key(note.run, copy.step, copy.attempt), rank.rank, copy.tier))
         before = {home.rank: self._home(home) for home in homes}
         self.steps.say(known.join.node, homes, holdings, now)
+        for note in runs:
+            self.steps.know(note.run, note.world)
         self.placing.stale = self.placing.stale or any(self._home(home) != before[home.rank] for home in homes)
 
     def _found(self, known: Known, findings: tuple[w.Finding, ...]) -> None:
@@ -312,6 +337,11 @@ class Control:
     def _remember(self, name: str) -> None:
         node = self.cluster.nodes[name]
         self._batch.nodes[name] = NodeRow(name, node.instance, node.epoch, node.present, tuple(node.retired))
+
+    def _said(self, run: str) -> w.RunNote | None:
+        """What some node says of the run's folder and name."""
+        notes = (note for known in self.known.values() for note in known.runs if note.run == run and note.where)
+        return next(notes, None)
 
     def _places(self) -> dict[str, Place]:
         return {name: known.place for name, known in self.known.items() if self.cluster.nodes[name].present}

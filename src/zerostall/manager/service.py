@@ -129,6 +129,7 @@ class Service:
                 web.post(f"{w.PREFIX}/report", self._report),
                 web.post(f"{w.PREFIX}/leave", self._leave),
                 web.post(f"{w.PREFIX}/whereis", self._whereis),
+                web.post(f"{w.PREFIX}/heir", self._heir),
                 web.get(f"{w.PREFIX}/state", self._state),
                 web.get(f"{w.PREFIX}/events", self._events),
                 web.get("/metrics", self._metrics),
@@ -151,6 +152,9 @@ class Service:
 
     async def _whereis(self, request: web.Request) -> web.Response:
         return _answer(self.control.whereis(await self._read(request, w.WhereIs)))
+
+    async def _heir(self, request: web.Request) -> web.Response:
+        return _answer(self.control.heir(await self._read(request, w.Empty)))
 
     async def _state(self, request: web.Request) -> web.Response:
         made, body = self._shown

@@ -52,7 +52,7 @@ def _node(node: Node, known: Known | None) -> NodeView:
         version=known.join.version if known else "",
         ranks=sum(rank.home for rank in ranks),
         training=sum(rank.trains for rank in ranks) if node.present else 0,
-        replicas=sum(len(rank.copies) for rank in ranks if not rank.home),
+        replicas=sum(copy.tier == "replica" for rank in ranks for copy in rank.copies),
         host_bytes=report.host_bytes if report else 0,
         host_budget=report.host_budget if report else 0,
         deaf=report.deaf if report else 0.0,

@@ -12,17 +12,15 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerostall import native
 from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
 from zerostall.core.candidates import Past
-from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, StepExistsError
+from zerostall.errors import FormatError, SnapshotNotFoundError, StepExistsError
 from zerostall.telemetry import log
 from zerostall.tiers.files import (
     discard,
     fsync_folder,
     make_folder,
-    opened,
     read_file,
     remove_tree,
     require_room,
@@ -32,6 +30,7 @@ from zerostall.tiers.files import (
     write_whole,
 )
 from zerostall.tiers.image_bytes import FileBytes
+from zerostall.tiers.image_reads import read_image
 from zerostall.tiers.image_writes import write_image
 from zerostall.tiers.layout_files import LayoutFiles
 from zerostall.tiers.leftovers import bring_back_swapped, remove_partials
@@ -42,6 +41,7 @@ from zerostall.tiers.step_files import StepFiles, committed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from zerostall import native
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import Manifest, RankFacts, Record, RunFacts
     from zerostall.tiers.contract import Image, Stored
@@ -144,30 +144,8 @@ class DiskTier:
     def get(self, step: int, rank: int, address: int, *, chunks: Sequence[int] | None = None) -> Stored:
         stored = self.open(step, rank)
         path = self._files.image(step, rank)
-        pool = native.Pool("disk-read", self._pool.threads, awaited=True)  # a restore waits, not training's next step
-        try:
-            with opened(path) as fd:
-                read = native.FileRead(
-                    pool,
-                    fd,
-                    address,
-                    stored.record.nbytes,
-                    chunk_bytes=stored.record.chunk_bytes,
-                    checksums=stored.record.checksums,
-                    direct=self._direct,
-                    only=chunks,
-                )
-                with storage_errors(path, f"step {step}", 0, doing="read"):
-                    read.wait(None)
-        except FileNotFoundError:
-            raise CorruptError(f"{path} is missing") from None
-        finally:
-            pool.close()
-        if read.bad:
-            raise CorruptError(
-                f"{path}: {len(read.bad)} of {len(stored.record.checksums)} chunks fail their checksum, "
-                f"first chunk {min(read.bad)}"
-            )
+        threads = self._pool.threads
+        read_image(path, stored.record, address, threads=threads, direct=self._direct, chunks=chunks)
         return stored
 
     def evict(self, step: int) -> None:

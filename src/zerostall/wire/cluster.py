@@ -4,6 +4,7 @@
     POST /v1/report    Report → Answer           every `interval` seconds; what to do comes in the answer
     POST /v1/leave     Leave → Answer            the agent ends of its own will
     POST /v1/whereis   WhereIs → Located         which nodes have images of a rank: asked by a restore
+    POST /v1/heir      Empty → Inherited         which run an empty folder goes on with: asked when a run begins
 
 Anything else is answered by `Refusal` with a status of 400 or more. Every request carries `Authorization: Bearer
 TOKEN`. What is unknown in a message is ignored, so a newer side may say more; a change that an older side must not miss
@@ -88,7 +89,7 @@ class RunNote(Note, frozen=True):
     """A run on this node.
 
     Attributes:
-        where: its folder, to be shown.
+        where, name: its folder on the node that it trains on, and what its user calls it.
         whole: steps of which a tier has all ranks' images.
         writing: the step on its way to disk.
         error: why the last write failed, "" when it did not.
@@ -101,6 +102,7 @@ class RunNote(Note, frozen=True):
     whole: Annotated[tuple[CopyNote, ...], msgspec.Meta(max_length=65536)] = ()
     writing: Count | None = None
     error: Text = ""
+    name: Text = ""
 
 
 class Finding(Note, frozen=True):
@@ -308,6 +310,29 @@ class Located(Note, frozen=True):
     """The copies, newest step first, by rank, and of a rank the nearest first."""
 
     copies: tuple[LocatedCopy, ...]
+
+
+class Empty(Note, frozen=True):
+    """A trainer begins in an empty folder.
+
+    Attributes:
+        where, name: the folder, and what its user calls the run.
+        asked: seconds since this was asked first.
+    """
+
+    node: NodeName
+    where: Text
+    name: Text = ""
+    asked: Seconds = 0.0
+
+
+class Inherited(Note, frozen=True):
+    """See `core.heirs.Heir`."""
+
+    run: str
+    name: str
+    reason: str
+    wait: bool = False
 
 
 class Refusal(Note, frozen=True):

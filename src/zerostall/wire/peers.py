@@ -97,12 +97,23 @@ class Absent(PeerMessage, frozen=True):
     reason: str
 
 
+class Settled(msgspec.Struct, frozen=True):
+    """An image of a clean step; `began`: when rank 0 saved that."""
+
+    step: int
+    created: float
+    began: float
+
+
 class Offer(PeerMessage, frozen=True):
     """What the home of a rank has sealed.
 
     Attributes:
         address: where it can be fetched.
         gone: what it had sealed and is worth nothing after all.
+        settled: what of it is of clean steps.
+        every: seconds from one step that goes to disk there to the next; None where the run has no disk.
+        where, name: the run's folder there, and what its user calls it.
     """
 
     run: str
@@ -111,6 +122,10 @@ class Offer(PeerMessage, frozen=True):
     address: str
     images: tuple[Past, ...]
     gone: tuple[Past, ...] = ()
+    settled: tuple[Settled, ...] = ()
+    every: float | None = None
+    where: str = ""
+    name: str = ""
 
 
 class Noted(PeerMessage, frozen=True):

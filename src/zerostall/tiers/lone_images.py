@@ -1,0 +1,144 @@
+"""Images of one rank of another node's run, in a folder of this node's disk: each is committed by itself.
+
+    <where>/layouts/…                                      as in a run's folder
+    <where>/step-000000000012/rank-00003.safetensors       the image
+    <where>/step-000000000012/rank-00003.json              its record
+    <where>/step-000000000012/replica.json                 the commit, last: what the image is part of
+
+No manifest: of the other ranks nothing is here. Whether all of them can be had is for the manager to say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from zerostall.core import envelope
+from zerostall.core import manifest as manifests
+from zerostall.core import steps as names
+from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError
+from zerostall.tiers.contract import Stored
+from zerostall.tiers.disk import DiskTier
+from zerostall.tiers.files import discard, fsync_folder, read_file, remove_tree, storage_errors, write_whole
+from zerostall.tiers.image_reads import read_image
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from zerostall import native
+    from zerostall.tiers.contract import Image
+
+_MOST_BYTES = 1 << 16
+
+
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
+    """What a lone image is part of.
+
+    Attributes:
+        created: when this rank saved it, and `began` when rank 0 did.
+        attempt: what the manager called the attempt at the time.
+        record: SHA-256 of the record's file.
+        where, name: the run's folder on the node that it trained on, and what its user calls it.
+    """
+
+    run: str
+    rank: int
+    world: int
+    step: int
+    created: float
+    began: float
+    attempt: str
+    record: str
+    nbytes: int
+    where: str = ""
+    name: str = ""
+    version: int = envelope.FIRST
+
+
+_REPLICA = msgspec.json.Decoder(Replica)
+
+
+class LoneImages:
+    """One thread writes, any may read."""
+
+    def __init__(self, where: Path, pool: native.Pool) -> None:
+        self.where = where
+        self._disk = DiskTier(where, pool)
+        self._threads = pool.threads
+
+    def put(self, image: Image, replica: Replica) -> None:
+        """Store the image durably; it is there when this returns.
+
+        Raises:
+            StorageError: the disk refuses. Nothing of it is left then.
+        """
+        folder = self._folder(replica.step)
+        self.evict(replica.step)
+        try:
+            self._disk.put(image)
+            data = envelope.seal(msgspec.json.encode(replica))
+            with storage_errors(folder, f"step {replica.step}", len(data)):
+                write_whole(folder / names.REPLICA, data)
+                fsync_folder(self.where)
+        except BaseException:
+            self._disk.abandon(replica.step)
+            raise
+        self._disk.leave(replica.step)
+
+    def replicas(self) -> list[Replica]:
+        """What is here, the oldest step first; what was not finished is removed."""
+        found: list[Replica] = []
+        with contextlib.suppress(FileNotFoundError):
+            for folder in sorted(self.where.iterdir()):
+                if names.parse_step(folder.name) is None:
+                    continue
+                try:
+                    found.append(self._replica(folder))
+                except (FormatError, SnapshotNotFoundError):
+                    remove_tree(folder)
+        return found
+
+    def open(self, replica: Replica) -> Stored:
+        """Layout and record, checked. CorruptError where they are not what was stored."""
+        path = self._folder(replica.step) / names.record_file(replica.rank)
+        try:
+            data = read_file(path)
+        except FileNotFoundError:
+            raise SnapshotNotFoundError(f"{path} is missing") from None
+        record = manifests.decode_record(data, source=str(path))
+        if manifests.facts(record, data).record != replica.record:
+            raise CorruptError(f"{path} is not the record that was stored")
+        return Stored(self._disk.layout(manifests.facts(record, data)), record)
+
+    def get(self, replica: Replica, stored: Stored, address: int, *, chunks: Sequence[int] | None = None) -> None:
+        """See `tiers.contract.RunTier.get`."""
+        path = self._folder(replica.step) / names.image_file(replica.rank)
+        read_image(path, stored.record, address, threads=self._threads, direct=True, chunks=chunks)
+
+    def evict(self, step: int) -> None:
+        folder = self._folder(step)
+        if folder.exists() and discard(folder / names.REPLICA):
+            remove_tree(folder)
+
+    def evict_before(self, moment: float) -> None:
+        """Forget what was written before that moment, in seconds since 1970."""
+        for replica in self.replicas():
+            if (self._folder(replica.step) / names.REPLICA).stat().st_mtime < moment:
+                self.evict(replica.step)
+
+    def _folder(self, step: int) -> Path:
+        return self.where / names.step_folder(step)
+
+    def _replica(self, folder: Path) -> Replica:
+        path = folder / names.REPLICA
+        try:
+            data = read_file(path)
+        except FileNotFoundError:
+            raise SnapshotNotFoundError(f"{path} is missing") from None
+        replica, _ = envelope.unseal(data, _REPLICA, source=str(path), limit=_MOST_BYTES)
+        if names.step_folder(replica.step) != folder.name:
+            raise FormatError(f"{path} is of step {replica.step}")
+        return replica

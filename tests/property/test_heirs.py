@@ -1,0 +1,56 @@
+"""An empty folder: whose run goes on there."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zerostall.core.heirs import Claim, heir
+
+claims = st.lists(
+    st.builds(
+        Claim,
+        st.sampled_from(["a", "b", "c"]),
+        st.sampled_from(["", "gpt"]),
+        st.sampled_from(["/x", "/y"]),
+        st.sampled_from([(), ("n1",), ("n1", "n2")]),
+        st.booleans(),
+        st.floats(0, 9),
+    ).filter(lambda claim: claim.homes or not claim.trains),
+    max_size=4,
+    unique_by=lambda claim: claim.run,
+)
+
+
+@given(claims, st.sampled_from(["/x", "/y"]), st.sampled_from(["", "gpt"]), st.floats(0, 9))
+def test_no_run_is_taken_from_who_has_it(known: list[Claim], where: str, name: str, asked: float) -> None:
+    found = heir(known, where, name, asked)
+    assert found.reason
+    if found.run:
+        (claim,) = [claim for claim in known if claim.run == found.run]
+        assert not claim.trains and claim.name == name
+        assert name or (claim.where == where and not claim.homes)
+        assert not found.wait
+    if found.wait:
+        assert any(claim.homes and claim.silent >= asked for claim in known)
+
+
+def lost(**changed: object) -> Claim:
+    return Claim(**{"run": "a", "name": "", "where": "/x", "homes": (), "trains": False, "silent": 0.0, **changed})  # pyright: ignore
+
+
+def test_what_is_said() -> None:
+    assert heir([lost()], "/x", "", 0.0).run == "a"
+    assert "the node that trained it is gone" in heir([lost()], "/x", "", 0.0).reason
+    assert heir([lost()], "/y", "", 0.0).reason == "no run with the folder /y is known that has a clean step"
+    there = lost(homes=("n1",))
+    assert heir([there], "/x", "", 0.0).wait
+    ended = heir([there], "/x", "", 1.0)
+    assert (
+        not ended.run and "was trained on node n1, which is there; to go on with it elsewhere give it" in ended.reason
+    )
+    trains = lost(homes=("n1",), trains=True, silent=2.0)
+    assert heir([trains], "/x", "", 1.0).wait and not heir([trains], "/x", "", 3.0).wait
+    named = lost(name="gpt", homes=("n1",))
+    assert heir([named], "/elsewhere", "gpt", 0.0).run == "a" and not heir([named], "/x", "", 0.0).run
+    assert "2 runs named 'gpt'" in heir([named, lost(run="b", name="gpt")], "/x", "gpt", 0.0).reason

@@ -1,0 +1,80 @@
+"""Images of one rank on another node's disk: there once their commit is, checked when read, gone when evicted."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from images import RUN, HandMade, make_layout
+from zerostall import native
+from zerostall.core import manifest as manifests
+from zerostall.core.layout import CHUNK
+from zerostall.errors import CorruptError, SnapshotNotFoundError
+from zerostall.tiers.lone_images import LoneImages, Replica
+
+LAYOUT = make_layout(CHUNK + 12345)
+
+
+def replica_of(made: HandMade) -> Replica:
+    record = made.record
+    return Replica(
+        run=RUN,
+        rank=record.rank,
+        world=record.world,
+        step=record.step,
+        created=record.created,
+        began=7.0,
+        attempt="1.0",
+        record=manifests.facts(record, manifests.encode_record(record)).record,
+        nbytes=record.nbytes,
+    )
+
+
+def test_what_is_put_is_found_again_checked_and_evicted(tmp_path: Path) -> None:
+    images = LoneImages(tmp_path / "rank-00003", native.Pool("disk", 2))
+    made = HandMade(LAYOUT, 5, rank=3, world=4)
+    replica = replica_of(made)
+    assert images.replicas() == []
+    images.put(made.image, replica)
+    assert LoneImages(images.where, native.Pool("disk", 1)).replicas() == [replica]
+    stored = images.open(replica)
+    assert stored.record == made.record and stored.layout.same(LAYOUT)
+    target = native.Segment("target", 3 * CHUNK)
+    images.get(replica, stored, target.address, chunks=(1,))
+    assert bytes(target.view(CHUNK, LAYOUT.nbytes - CHUNK)) == made.bytes[CHUNK:] and not any(target.view(0, CHUNK))
+    images.get(replica, stored, target.address)
+    assert bytes(target.view(0, LAYOUT.nbytes)) == made.bytes
+
+    again = HandMade(LAYOUT, 5, rank=3, world=4, seed=50)
+    images.put(again.image, replica_of(again))
+    assert images.replicas() == [replica_of(again)]
+    file = next(images.where.rglob("*.safetensors"))
+    with file.open("r+b") as changed:
+        changed.seek(CHUNK + 1)
+        changed.write(b"!?")
+    with pytest.raises(CorruptError, match="first chunk 1"):
+        images.get(replica_of(again), images.open(replica_of(again)), target.address)
+    with pytest.raises(CorruptError, match="is not the record that was stored"):
+        images.open(replica)
+    images.evict(5)
+    assert images.replicas() == [] and not file.exists()
+    with pytest.raises(SnapshotNotFoundError):
+        images.open(replica)
+
+
+def test_what_was_not_finished_or_is_damaged_or_old_is_removed(tmp_path: Path) -> None:
+    images = LoneImages(tmp_path, native.Pool("disk", 2))
+    for step in (1, 2, 3, 4):
+        made = HandMade(LAYOUT, step)
+        images.put(made.image, replica_of(made))
+    commits = [tmp_path / f"step-{step:012}" / "replica.json" for step in (1, 2, 3)]
+    commits[0].unlink()
+    commits[1].write_bytes(commits[1].read_bytes().replace(b'"step":2', b'"step":9'))
+    assert [replica.step for replica in images.replicas()] == [3, 4]
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-000000000003", "step-000000000004"]
+    os.utime(commits[2], (0, 0))
+    images.evict_before(time.time() - 3600)
+    assert [replica.step for replica in images.replicas()] == [4]
