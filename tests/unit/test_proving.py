@@ -37,13 +37,15 @@ class Table:
             return said
 
 
-def proofs(*states: dict[str, torch.Tensor], guarded: tuple[str, ...]) -> list[Proof]:
+def proofs(
+    *states: dict[str, torch.Tensor], guarded: tuple[str, ...], before: tuple[Proof | None, ...] = (None, None)
+) -> list[Proof]:
     """One of each of two ranks."""
     table = Table()
     names = tuple(states[0])
     groups = [(Shared((0, 1), names), names)]
     return [
-        Proof(table.rank(number), groups, state, guarded)  # pyright: ignore[reportArgumentType]
+        Proof(table.rank(number), groups, state, guarded, before[number])  # pyright: ignore[reportArgumentType]
         for number, state in enumerate(states)
     ]
 
@@ -112,3 +114,15 @@ def test_both_are_told_what_differs_and_on_whom(reading: threading.Event) -> Non
         with pytest.raises(StateError, match=r"do not:\n  w: rank 0, others on rank 1\n  hint"):
             proof.verdict()
         assert isinstance(proof.error, StateError)
+
+
+def test_what_one_found_holds_for_those_after_it(reading: threading.Event) -> None:
+    """The state has changed before it was known: what is not proved again is not taken for proved."""
+    first = proofs(state(1.0), state(2.0), guarded=("w", "b"))
+    second = proofs({"more": torch.ones(3)}, {"more": torch.ones(3)}, guarded=("more",), before=tuple(first))
+    for proof in (*first, *second):
+        proof.begin(Devices())
+    reading.set()
+    for proof in second:
+        with pytest.raises(StateError, match="w: rank 0, others on rank 1"):
+            proof.verdict()

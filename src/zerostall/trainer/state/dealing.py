@@ -80,7 +80,7 @@ class Dealing:
         new = [(group, [name for name in group.names if (name, group.ranks) not in self._proved]) for group in groups]
         self._proved = {(name, group.ranks) for group in groups for name in group.names}
         self._proofs += 1
-        return Proof(self._world.aside(f"proof/{self._proofs}"), new, holders, guarded)
+        return Proof(self._world.aside(f"proof/{self._proofs}"), new, holders, guarded, self.proof)
 
 
 def _offer(rows: Sequence[tuple[Row, Sharding]], aliases: Sequence[tuple[str, str]]) -> tuple[Offer, Stand]:

@@ -47,6 +47,7 @@ class Proof:
         groups: what is shared with whom, and
         names: of which tensors.
         guarded: those that nobody changes before `await_read`.
+        before: the proof before this one, of what is not proved again: what it finds holds for this one, too.
 
     Attributes:
         settled: it is known that all is alike.
@@ -59,6 +60,7 @@ class Proof:
         groups: Sequence[tuple[Shared, Sequence[str]]],
         holders: Mapping[str, Holder],
         guarded: Collection[str],
+        before: Proof | None = None,
     ) -> None:
         self.settled = False
         self.error: ZerostallError | None = None
@@ -67,6 +69,7 @@ class Proof:
         # Of now: what training puts in their place later is not what is saved.
         self._views = {name: _bits(holders[name]) for _, names in groups for name in names}
         self._guarded = guarded
+        self._before = before
         self._sums: _Sums = {}
         self._probes: list[tuple[native.Probe, list[str]]] = []
         self._begun = False
@@ -136,6 +139,8 @@ class Proof:
                 self._read.set()
             for probe, names in self._probes:
                 self._sums.update(zip(names, probe.checksums(), strict=True))
+            if self._before is not None:
+                self._before.verdict()
             self._compare()
             self.settled = True
         except ZerostallError as error:
@@ -145,6 +150,7 @@ class Proof:
         finally:
             self._views.clear()
             self._probes.clear()
+            self._before = None
 
     def _compare(self) -> None:
         """An exchange for all ranks, whether they share or not."""
