@@ -36,18 +36,27 @@ def test_a_full_link_leaves_a_little_so_that_copies_arrive_at_last() -> None:
 
 def test_where_a_device_says_no_speed_the_most_that_was_seen_is_it() -> None:
     assert capacity(LINK, [Window(HALF, 10, 0)], 5.0) == LINK
-    assert capacity(0.0, [Window(HALF, 100, 0), Window(HALF, 60, 0)], 150.0) == 200.0
-    assert capacity(0.0, [], 150.0) == 150.0
+    assert capacity(0.0, [Window(HALF, 100, 10), Window(HALF, 60, 10)], 150.0) == 200.0
+    assert capacity(0.0, [Window(HALF, 100, 0)], 150.0) == 150.0  # it might have carried more
+
+
+def test_the_first_images_find_out_what_a_link_carries_that_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = Link(monkeypatch, [LINK / 8], nominal=0.0)
+    with link.pace.giving():
+        link.rate(0.4)
+        assert "is being found out" in link.pace.words()
+        link.rate(3.0)
+        assert link.rate(6.0) > 0.4 * LINK  # and then an eighth, twice, is left to others
 
 
 class Link:
     """A link, a clock and a meter in one: training sends as a trace says, images as they are let pass."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, training: list[float]) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, training: list[float], nominal: float = LINK) -> None:
         self.now = 1000.0
         self.total = 0
         self.training = training
-        self.pace = Pace(None, LinkMeter("link", (), nominal=LINK))
+        self.pace = Pace(None, LinkMeter("link", (), nominal=nominal))
         monkeypatch.setattr(LinkMeter, "sent", lambda _: int(self.total))
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(module.time, "sleep", self.pass_time)

@@ -47,8 +47,10 @@ class Pace:
         """As long as this lasts, an image is on its way."""
         with self._lock:
             self._on_their_way += 1
-            if self._on_their_way == 1 and time.monotonic() - self._idle_since > yielding.IDLE_SECONDS:
-                self._glance()
+            if self._on_their_way == 1:
+                self._before = None  # a window in which nothing was to be sent says little
+                if time.monotonic() - self._idle_since > yielding.IDLE_SECONDS:
+                    self._glance()
         try:
             yield
         finally:
@@ -79,7 +81,6 @@ class Pace:
         if self._meter is None:
             return
         self._windows.clear()
-        self._before = None
         self._look(time.monotonic())
         time.sleep(yielding.GLANCE_SECONDS)
         self._look(time.monotonic(), least=0.0)

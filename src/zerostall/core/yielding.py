@@ -68,16 +68,21 @@ def allow(windows: Sequence[Window], capacity: float, bound: float | None) -> Al
         bound: what is set; None for nothing.
     """
     others = max((window.others for window in windows), default=0.0)
-    if not capacity or not others:
+    if not others:
         return Allowance(bound, "nobody else uses the link" if windows else "nothing has been sent yet")
+    if not capacity:
+        return Allowance(bound, "how much the link carries is being found out")
     left = max(LEAST * capacity, capacity - HEADROOM * others)
     reason = f"others send up to {_words(others)} of {_words(capacity)}"
     return Allowance(left if bound is None else min(bound, left), reason)
 
 
 def capacity(nominal: float, windows: Sequence[Window], before: float) -> float:
-    """Bytes a second of the link: what its device says; where that is not to be had, the most that was seen."""
-    return nominal or max([before, *(window.total / window.seconds for window in windows)])
+    """Bytes a second of the link: what its device says; where that is not to be had, the most that was seen.
+
+    Without images on their way nobody knows how much more it would have carried; so the first go out unbounded.
+    """
+    return nominal or max([before, *(window.total / window.seconds for window in windows if window.images)])
 
 
 def _words(rate: float) -> str:
