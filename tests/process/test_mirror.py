@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hand import agent_pid, visit, wait_until
-from standin.training import Trainer, expected
+from standin.training import ROOT, Trainer, expected
 from zerostall.wire import messages as m
 
 Start = Callable[..., Trainer]
@@ -61,6 +63,20 @@ def mirrored(folder: Path, count: int) -> None:
     wait_until(lambda: f", {count} mirrored in" in peer(folder).where)
 
 
+def shown(folder: Path, where: Path, step: int) -> str:
+    """What `zerostall show` says."""
+    command = [sys.executable, "-m", "zerostall.cli", "show", str(where), str(step)]
+    environment = {
+        **os.environ,
+        "ZEROSTALL_RUNTIME_DIR": str(folder),
+        "PYTHONPATH": str(ROOT / "src"),
+        "COLUMNS": "200",
+    }
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def with_both(trainer: Trainer, folder: Path) -> Trainer:
     """After saves of steps below 10; the last one lies in two vaults, and none before it does."""
     save(trainer, 1)
@@ -106,10 +122,14 @@ def test_what_only_vaults_have_outlives_one_of_them(start: Start, folder: Path, 
     after.close()
 
 
-def test_a_damaged_copy_is_found_and_the_other_one_taken_then_host_memory(start: Start, folder: Path) -> None:
+def test_a_damaged_copy_is_found_and_the_other_one_taken_then_host_memory(
+    start: Start, folder: Path, tmp_path: Path
+) -> None:
     trainer = with_both(start(), folder)
     save(trainer, 12)
     mirrored(folder, 2)
+    assert trainer.ask("wait", 12, "disk") == ""
+    assert "in disk, host, peer ×2" in shown(folder, tmp_path / "run", 12)
     trainer.ask("spoil vault")
     assert trainer.ask("restore") == 12
     assert trainer.ask("digest") == expected(12)

@@ -419,6 +419,7 @@ class Run:
             fallbacks=berth.fallbacks,
             tiers=tuple(tier_reports(self, berth)),
             peer_bytes=berth.stowage.nbytes() if berth.stowage else 0,
+            peer_steps=berth.stowage.steps() if berth.stowage else (),
             damaged=tuple(
                 f"step {step}: {m.plain(why)}" for step in berth.sealed_steps() if (why := berth.damage(step))
             ),

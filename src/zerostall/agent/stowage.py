@@ -364,6 +364,10 @@ class Stowage:
         """Of those GPUs' memory."""
         return self._first.nbytes + self._second.nbytes
 
+    def steps(self) -> tuple[int, ...]:
+        """What can be restored from there, once for each copy."""
+        return tuple(past.step for locker in (self._first, self._second) for past in locker.places.kept())
+
     def report(self) -> m.TierReport | None:
         """What `zerostall agent status` shows; None where the tier was never asked for."""
         first, second = self._first, self._second
@@ -376,14 +380,13 @@ class Stowage:
         elif self._rented is not None and self._rented.mirror:
             where += ", no mirror"
         places = max(len(first.places), len(second.places))
-        steps = {past.step for locker in (first, second) for past in locker.places.kept()}
         step, created = self._newest or (None, 0.0)
         return m.TierReport(
             tier="peer",
             where=where,
             newest=step,
             created=created,
-            steps=len(self._queue) + len(steps),
+            steps=len(self._queue) + len(set(self.steps())),
             every=0.0,
             keep=f"{places} at a time, until there are newer ones" if places else "nothing",
             moving=self._queue[0].record.step if self._queue else None,

@@ -78,19 +78,19 @@ def _home(where: str) -> str:
 
 
 def _listing(where: str) -> Listing:
-    host = _host_steps(where)
+    held = _held_here(where)
     try:
         found = catalog.snapshots(where)
         facts, aside = inspection.run_facts(where), inspection.set_aside(where)
     except SnapshotNotFoundError:
-        if not host:
+        if not held:
             raise
         found, facts, aside = [], None, []  # the first step is still on its way to disk
     home = _home(where)
     rows = {
         row.step: Listed(
             row.step,
-            (home, "host") if row.step in host else (home,),
+            (home, *(held[row.step].tiers if row.step in held else ())),
             row.clean,
             row.world,
             row.nbytes,
@@ -101,21 +101,31 @@ def _listing(where: str) -> Listing:
         )
         for row in found
     }
-    for step, world in host.items():
-        rows.setdefault(step, Listed(step, ("host",), True, world, None, None, False, None, ""))
+    for step, here in held.items():
+        rows.setdefault(step, Listed(step, here.tiers, True, here.world, None, None, False, None, ""))
     ordered = tuple(rows[step] for step in sorted(rows))
     run, name = (facts.run, facts.name) if facts else (None, None)
     return Listing(place(where), run, name, ordered, tuple(aside))
 
 
-def _host_steps(where: str) -> dict[int, int]:
-    """Steps of the run that this node's agent holds in memory, and of how many ranks; none where no agent answers."""
+class _Held(msgspec.Struct, frozen=True):
+    """What this node's agent has of a step: of how many ranks the step is, and in which tiers it is here."""
+
+    world: int
+    tiers: tuple[str, ...]
+
+
+def _held_here(where: str) -> dict[int, _Held]:
+    """Steps of the run that this node's agent holds in memory; none where no agent answers."""
+    found: dict[int, _Held] = {}
     with contextlib.suppress(ZerostallError):
         report = report_of_node()
-        if report is not None:
-            here = place(where)
-            return {step: rank.world for rank in report.ranks if rank.where == here for step in rank.host_steps}
-    return {}
+        ranks = [rank for rank in report.ranks if rank.where == place(where)] if report is not None else []
+        for step, world in {step: rank.world for rank in ranks for step in rank.host_steps}.items():
+            copies = min(rank.peer_steps.count(step) for rank in ranks)  # one that a rank lacks is no copy of the step
+            peer = ("peer",) if copies == 1 else (f"peer ×{copies}",) if copies else ()
+            found[step] = _Held(world, ("host", *peer))
+    return found
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -163,16 +173,16 @@ def show(
     json: Json = False,
 ) -> None:
     """Show what a step holds: tensors, types, shapes, sizes, aliases, small values, and where it is."""
-    host = _host_steps(where)
+    held = _held_here(where)
     try:
         found = inspection.inspect(where, step)
     except SnapshotNotFoundError as error:
-        if step in host:
+        if step in held:
             raise SnapshotNotFoundError(
                 f"step {step} is in the agent's memory and not on disk yet", hint="look again when it is"
             ) from error
         raise
-    shown = _shown(where, found, inspection.run_facts(where), found.manifest.step in host, only)
+    shown = _shown(where, found, inspection.run_facts(where), held.get(found.manifest.step), only)
     if json:
         emit_json(shown)
     else:
@@ -180,7 +190,7 @@ def show(
 
 
 def _shown(
-    where: str, found: StepContents, facts: RunFacts | None, in_memory: bool, only: Sequence[str] | None
+    where: str, found: StepContents, facts: RunFacts | None, held: _Held | None, only: Sequence[str] | None
 ) -> Shown:
     manifest = found.manifest
     home = _home(where)
@@ -194,7 +204,7 @@ def _shown(
         metric=manifest.metric,
         pinned=found.pinned,
         created=manifest.created,
-        tiers=(home, "host") if in_memory else (home,),
+        tiers=(home, *(held.tiers if held is not None else ())),
         ranks=tuple(_shown_rank(rank, only) for rank in found.ranks),
     )
 

@@ -69,6 +69,7 @@ class RankReport(msgspec.Struct, frozen=True):
     fallbacks: tuple[Fallback, ...] = ()
     tiers: tuple[TierReport, ...] = ()
     peer_bytes: int = 0
+    peer_steps: tuple[int, ...] = ()
     damaged: tuple[str, ...] = ()
 
 
