@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 
 from state_trip import load, restore, same, save
 from zerostall.errors import MismatchError
+from zerostall.trainer.state import pages
 
 
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
@@ -26,6 +29,32 @@ def test_memory_that_can_only_be_read_is_refused(tmp_path: Path) -> None:
     target["w"] = torch.from_file(str(file), shared=True, size=8)
     restore(saved, s=target)
     assert same(target, state)
+
+
+@pytest.mark.parametrize("made", ["by torch", "by numpy", "from a read-only buffer", "by torch.load"])
+def test_whose_memory_is_looked_up(made: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel is asked only where memory is not torch's own, and there however the tensor came to it."""
+    saved = save(s={"w": torch.ones(1024, dtype=torch.uint8)})
+    if made == "by torch":
+        target = torch.zeros(1024, dtype=torch.uint8)
+        monkeypatch.setattr(pages, "_read_only_stretches", lambda: pytest.fail("the kernel was asked"))
+    elif made == "by numpy":
+        target = torch.from_numpy(np.zeros(1024, dtype=np.uint8))
+    elif made == "by torch.load":
+        torch.save(torch.zeros(1024, dtype=torch.uint8), tmp_path / "w.pt")
+        target = torch.load(tmp_path / "w.pt", mmap=True)
+    else:
+        (tmp_path / "w").write_bytes(bytes(1024))
+        with (tmp_path / "w").open("rb") as file:
+            memory = mmap.mmap(file.fileno(), 1024, prot=mmap.PROT_READ)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            target = torch.frombuffer(memory, dtype=torch.uint8)
+        with pytest.raises(MismatchError, match=r"s\.w: .*can only be read"):
+            restore(saved, s={"w": target})
+        return
+    restore(saved, s={"w": target})
+    assert target.all()
 
 
 def test_targets_with_elements_in_one_place_are_refused() -> None:

@@ -10,6 +10,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from zerostall.trainer.state import tensors
 
 if TYPE_CHECKING:
@@ -23,16 +25,22 @@ READ_ONLY = "the target's memory can only be read, such as a file that is mapped
 
 def read_only(pairs: Iterable[tuple[str, Holder]]) -> dict[str, str]:
     """Return the names of targets in such memory, each with what is said of it; none where there is no /proc."""
-    starts, stops = _read_only_stretches()
     refused: dict[str, str] = {}
-    for name, holder in pairs:
-        if tensors.on_device(tensors.own(holder)):
-            continue
+    lent = [(name, holder) for name, holder in pairs if _is_lent(tensors.own(holder))]
+    if not lent:
+        return refused
+    starts, stops = _read_only_stretches()  # the kernel takes a millisecond or two to list them
+    for name, holder in lent:
         where = tensors.geometry(holder)
         first = bisect.bisect_right(stops, where.start)
         if first < len(starts) and starts[first] < where.stop:
             refused[name] = READ_ONLY
     return refused
+
+
+def _is_lent(own: Holder) -> bool:
+    """Return whether somebody else's memory may be behind it: what torch has from its allocator can be resized."""
+    return not (isinstance(own, torch.Tensor) and (own.device.type != "cpu" or own.untyped_storage().resizable()))
 
 
 def _read_only_stretches() -> tuple[list[int], list[int]]:
