@@ -37,6 +37,8 @@ class Attempt:
         for rank, output in enumerate(self.outputs):
             environment = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD)}
             environment |= {"PYTHONUNBUFFERED": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "OMP_NUM_THREADS": "1"}
+            # An agent that has left has what it had on disk alone: it must not, however slowly ranks start here.
+            environment["ZEROSTALL_AGENT_IDLE"] = "300"
             if not torch.cuda.is_available():
                 environment["GLOO_SOCKET_IFNAME"] = "lo"
             words = [sys.executable, "-W", "ignore", JOB, way, folder / "run", meeting, steps, parameters]
