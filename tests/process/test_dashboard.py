@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cluster import SECONDS, Manager
@@ -34,7 +35,8 @@ def populate(manager: Manager) -> None:
         for rank in (2 * number, 2 * number + 1):
             steps = (10, 20) if number == 2 else (10, 20, 30)
             copies = tuple(w.CopyNote(step, "a", "host", 1.0, GIB) for step in steps)
-            ranks.append(w.RankNote(rank, True, number != 2, copies, 1000))
+            damaged = (w.DamageNote(19, "chunk 7 of 9 fails its checksum"),) if rank == 0 else ()
+            ranks.append(w.RankNote(rank, True, number != 2, copies, 1000, damaged))
         guests = tuple(
             w.RankNote(rank, False, False, (w.CopyNote(20, "a", "replica", 1.0, GIB),))
             for rank in ((2 * number + 2) % 6, (2 * number + 3) % 6)
@@ -42,8 +44,20 @@ def populate(manager: Manager) -> None:
         whole = (w.CopyNote(10, "a", "disk", 1.0, 6 * GIB),)
         run = w.RunNote("run1", EVIL, 6, (*ranks, *guests), whole, writing=20)
         counters = w.Counters(stalls=(0, 5, 20, 3, *[0] * 12, 1))
-        report = w.Report(node=name, epoch=epoch, sequence=1, version=1, held=(run,), host_bytes=GIB, counters=counters)
+        report = w.Report(
+            node=name,
+            epoch=epoch,
+            sequence=1,
+            version=1,
+            held=(run,),
+            host_bytes=GIB,
+            counters=counters,
+            findings=(w.Finding(1, "damaged", "run1", 0, 19, "host", "chunk 7 of 9 fails its checksum"),)[: not number],
+        )
         link.post("report", report, w.Answer)
+        if number == 0:  # what is told again is one event
+            again = msgspec.structs.replace(report, sequence=2, held=None)
+            link.post("report", again, w.Answer)
     link.close()
     wait_until(lambda: _standings(manager) == {10: "clean", 20: "clean", 30: "dirty"}, SECONDS)
 
@@ -81,6 +95,8 @@ def test_the_page_shows_the_cluster(manager: Manager, tmp_path: Path) -> None:
     assert console == ""
     assert "would cost" in text and "newest clean step 20" in text
     assert "✓ clean" in text and "✕ dirty" in text and "rank 4 has no trainer on node gpu-2 any more" in text
+    assert "damaged in memory: step 19 of rank 0: chunk 7 of 9 fails its checksum" in text
+    assert text.count("step 19 of rank 0 in the host memory of node gpu-0") == 1
     assert "gpu-0" in text and "3 alive" in text and "≤ 50 µs" in text
     assert "&lt;img" in document and "<img" not in document  # what nodes say is text, whatever is in it
     for width, height in ((1280, 1400), (390, 1400)):
@@ -123,6 +139,7 @@ def test_metrics_and_the_board_that_shows_them(manager: Manager) -> None:
         text = answer.read().decode()
     assert 'zerostall_run_clean_step{run="run1"} 20.0' in text
     assert 'zerostall_nodes{health="alive"} 3.0' in text
+    assert 'zerostall_node_damaged_images{node="gpu-0"} 1.0' in text
     assert 'zerostall_stall_seconds_bucket{le="+Inf"} 87.0' in text
     board = json.loads((ROOT / "ops" / "grafana" / "zerostall.json").read_text())
     for panel in board["panels"]:
@@ -143,7 +160,10 @@ def test_status_and_top_say_the_same(manager: Manager, agent_environment: dict[s
     assert status.returncode == 0, status.stderr
     assert "3 of 3 nodes alive" in status.stdout and "goes back to step 20" in status.stdout
     assert "step 30 is dirty: rank 4 has no trainer on node gpu-2 any more" in status.stdout
+    assert "step 19 of rank 0: chunk 7 of 9" in " ".join(status.stdout.split())
     found = json.loads(call("status", "--json").stdout)
+    assert found["nodes"][0]["damaged"] == ["step 19 of rank 0: chunk 7 of 9 fails its checksum"]
+    assert [event["kind"] for event in found["events"]].count("damaged") == 1
     assert [run["target"] for run in found["runs"]] == [20]
     top = call("top", "--looks", "2", "--interval", "0.2")
     assert top.returncode == 0 and top.stdout.count("goes back to step 20") == 2
