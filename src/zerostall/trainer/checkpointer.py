@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
-import sys
 import threading
-import time
-import weakref
+from functools import partial
 from typing import TYPE_CHECKING
 
 from zerostall import native
 from zerostall.config import Frozen, IfExists, Policy, WhenBusy, runtime_dir, umask
-from zerostall.core.roll import Save
-from zerostall.errors import AgentError, WaitTimeoutError, ZerostallError
 from zerostall.telemetry import Stats, log
 from zerostall.trainer import restore as restoring
 from zerostall.trainer.ear import Ear
+from zerostall.trainer.estate import FLUSH_SECONDS, Estate, await_dropped, flush_newest
 from zerostall.trainer.every import Every
 from zerostall.trainer.joining import agree_on_run, agree_on_terms, link_up
 from zerostall.trainer.ledger import Ledger
@@ -34,7 +30,7 @@ from zerostall.trainer.world import World
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import torch
 
@@ -46,7 +42,6 @@ if TYPE_CHECKING:
 
 _HAND_OVER = "Checkpointer(where, model=model, optimizer=optimizer)"
 _TELL_SECONDS = 1.0
-_FLUSH_SECONDS = 600.0
 
 
 class Checkpointer:
@@ -198,12 +193,17 @@ class Checkpointer:
             ear = Ear(self._shelf, self._ledger, self._pace, self.stats, self._lockers, self._world.rank)
             return Link(runtime_dir(), hello, ear)
 
+        await_dropped(self._where)
         self._link = link_up(self._world, connect, nodes)
         try:
-            self._pace.begin(agree_on_run(self._world, self._where, self._link.welcome))
+            self._begin(partial(Preemption, signals, grace))
         except BaseException:
             self._link.close()
             raise
+
+    def _begin(self, preemption: Callable[[Callable[[], None], Callable[[], None]], Preemption]) -> None:
+        """The agent has been found: take what this needs of the process."""
+        self._pace.begin(agree_on_run(self._world, self._where, self._link.welcome))
         self._link.tell(m.Begin(epoch=self._pace.epoch), timeout=_TELL_SECONDS)
         self._ledger.found(self._link.welcome.steps)
         self._mappings = Mappings(self._options.copy_threads)
@@ -222,8 +222,18 @@ class Checkpointer:
             self._condition,
             self._lockers,
         )
-        self._preemption = Preemption(signals, grace, lambda: self._propose(leave=True), self._flush)
-        self._at_exit = _close_at_exit(self)
+        # As all that outlives a call, these do not know who made them.
+        leave, flush = partial(self._saves.propose, leave=True), partial(flush_newest, self._ledger)
+        self._estate = Estate(
+            self._where,
+            self._saves,
+            self._ledger,
+            self._link,
+            self._lockers,
+            self._shelf,
+            self._mappings,
+            preemption(leave, flush),
+        )
 
     # --------------------------------------------------------------------------------------------------- save
 
@@ -268,7 +278,8 @@ class Checkpointer:
         is saved lies a little ahead, so that all ranks have heard of it. Also true for the last step before leaving.
         """
         decides = self._world.rank == 0
-        return Every(self._pace, self._propose, self._go_by, steps=steps, seconds=seconds, decides=decides)
+        saves = self._saves
+        return Every(self._pace, saves.propose, saves.go_late, steps=steps, seconds=seconds, decides=decides)
 
     @property
     def preempted(self) -> bool:
@@ -277,26 +288,6 @@ class Checkpointer:
         It becomes true on every rank after the same step.
         """
         return self._pace.left
-
-    def _propose(self, *, leave: bool = False) -> None:
-        """Have all ranks save a step that is a little ahead."""
-        plan = m.Plan(epoch=self._pace.epoch, step=self._pace.ahead(), leave=leave)
-        if self._world.size == 1:
-            self._pace.agreed(plan.epoch, plan.step, leave=leave)
-        else:
-            self._link.tell(plan, timeout=None if leave else _TELL_SECONDS)
-
-    def _go_by(self, step: int) -> None:
-        self._saves.go_by(Save(self._pace.epoch, step), "it heard too late that the step was to be saved")
-
-    def _flush(self) -> None:
-        """What is captured already goes to disk, for there will be no more. On a thread of its own."""
-        newest = self._ledger.newest()
-        try:
-            if newest is not None:
-                newest.wait("disk", timeout=_FLUSH_SECONDS)
-        except ZerostallError as error:
-            log.error("the last snapshot did not get to disk: %s", error)
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
@@ -367,7 +358,7 @@ class Checkpointer:
 
     # -------------------------------------------------------------------------------------------------- close
 
-    def close(self, *, timeout: float = 600.0) -> None:
+    def close(self, *, timeout: float = FLUSH_SECONDS) -> None:
         """Wait until the newest snapshot is where it is durable, then let go of the agent. Leaving `with` does this.
 
         That is on disk and, where the run has a remote tier, there too. A second call does nothing. Whatever this
@@ -387,16 +378,15 @@ class Checkpointer:
         if self._forks != native.forks():
             self._closed = True  # a forked child has none of the threads; the parent goes on
             return
-        deadline = time.monotonic() + timeout
         try:
-            self._saves.settle(timeout)
-            newest = self._ledger.await_newest(deadline)
-            if newest is not None:
-                with contextlib.suppress(AgentError, WaitTimeoutError):  # the step is safe, and so is what is left over
-                    self._link.ask(m.Tidy, timeout=max(0.0, deadline - time.monotonic()))
-            self._ledger.raise_unreported()
+            self._estate.flush(timeout)
         finally:
             self._shut()
+
+    def __del__(self) -> None:
+        estate = self.__dict__.get("_estate")  # not there when the making of it failed
+        if estate is not None:
+            estate.dropped()
 
     def __reduce__(self):
         raise TypeError("a Checkpointer has threads, memory and hooks in this process: it cannot be copied or pickled")
@@ -415,16 +405,7 @@ class Checkpointer:
 
     def _shut(self) -> None:
         self._closed = True
-        self._saves.guard.remove()
-        self._preemption.close()
-        atexit.unregister(self._at_exit)
-        self._saves.end()
-        self._link.close()
-        self._lockers.close()
-        self._saves.close()
-        self._ledger.forget()
-        self._shelf.forget()
-        self._mappings.keep_only(None)
+        self._estate.shut()
 
     # -------------------------------------------------------------------------------------------------- checks
 
@@ -441,21 +422,3 @@ class Checkpointer:
             raise ValueError("this checkpointer is closed")
         if self._forks != native.forks():
             raise ValueError(f"this checkpointer belongs to process {self._pid}; a forked child needs its own")
-
-
-def _close_at_exit(owner: Checkpointer):
-    """An interpreter that ends normally waits for what is under way."""
-    reference = weakref.ref(owner)
-
-    def close() -> None:
-        checkpointer = reference()
-        if checkpointer is None or checkpointer._closed or checkpointer._forks != native.forks():
-            return
-        print("zerostall: waiting for the last snapshot to reach the disk", file=sys.stderr)
-        try:
-            checkpointer.close()
-        except Exception as error:  # noqa: BLE001 - nobody is left to catch it
-            print(f"zerostall: the last snapshot did not reach the disk: {error}", file=sys.stderr)
-
-    atexit.register(close)
-    return close

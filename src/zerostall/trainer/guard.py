@@ -89,8 +89,14 @@ class Guard:
             )
         return False
 
-    def remove(self) -> None:
+    def remove(self, *, training: bool = True) -> None:
+        """Guard nothing any more. Another thread than training's leaves the hooks: a step may go through them just now.
+
+        They do nothing when this is no more.
+        """
         storages.forget(self)
+        if not training:
+            return
         for handle in self._handles:
             handle.remove()
         self._handles = []

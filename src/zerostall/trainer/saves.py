@@ -7,12 +7,14 @@ done later is done by the sealer.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from functools import partial
 from typing import TYPE_CHECKING, get_args
 
 from zerostall.config import WhenBusy
+from zerostall.core.roll import Save
 from zerostall.core.steps import MAX_STEP
 from zerostall.errors import AgentError, ZerostallError
 from zerostall.telemetry import log
@@ -29,7 +31,6 @@ from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
     from zerostall.config import IfExists
-    from zerostall.core.roll import Save
     from zerostall.telemetry import Stats
     from zerostall.trainer.captures import Taken
     from zerostall.trainer.devices import Devices
@@ -169,6 +170,24 @@ class Saves:
         if self._world.size > 1 and self._link.up():
             passed = m.Passed(step=name.step, epoch=name.epoch, turn=name.turn, reason=reason, skipped=skipped)
             self._sealer.tell_after(passed, _TELL_SECONDS)
+
+    def go_late(self, step: int) -> None:
+        """This rank has heard too late that all were to save that step."""
+        self.go_by(Save(self._pace.epoch, step), "it heard too late that the step was to be saved")
+
+    def propose(self, *, leave: bool = False) -> None:
+        """Have all ranks save a step that is a little ahead."""
+        plan = m.Plan(epoch=self._pace.epoch, step=self._pace.ahead(), leave=leave)
+        if self._world.size == 1:
+            self._pace.agreed(plan.epoch, plan.step, leave=leave)
+        else:
+            self._link.tell(plan, timeout=None if leave else _TELL_SECONDS)
+
+    def await_capture(self) -> None:
+        """Wait, on another thread than training's, until nothing is being read any more: the guard is training's."""
+        if (flight := self.guard.flight) is not None:
+            with contextlib.suppress(Exception):  # its sealer says why
+                flight.taken.capture.wait(None)
 
     def settle(self, timeout: float = TOLD_SECONDS) -> None:
         """Wait until no snapshot is being captured, and the agent has been told of the last one."""
