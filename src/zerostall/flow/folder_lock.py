@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from zerostall.errors import RunBusyError
 from zerostall.telemetry import say_once
-from zerostall.tiers.modes import OWN, Modes
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from zerostall.tiers.modes import LOCK_MODE, OWN, Modes
 
 LOCK = "run.lock"
 _TRIES = 100
@@ -38,10 +36,9 @@ class FolderLock:
         self._fd = _opened(where / LOCK, modes)
         try:
             if not self._lock():
+                readers = _readers(self._fd)
                 self.close()
-                raise RunBusyError(
-                    f"another agent writes to {where}", hint="end the other job, or give this one a folder of its own"
-                )
+                raise _busy(where, readers)
         except OSError as error:
             # Some network file systems have no locks: one writer is then the user's promise.
             say_once(f"lock:{where}", "%s: this file system has no locks (%s); keep to one job a folder", where, error)
@@ -77,6 +74,17 @@ class FolderLock:
             self._fd = -1
 
 
+def _busy(where: Path, readers: str) -> RunBusyError:
+    if readers:
+        return RunBusyError(
+            f"process {readers} has locked {where / LOCK} for reading, which no agent does",
+            hint="end it; no other user may open that file from now on",
+        )
+    return RunBusyError(
+        f"another agent writes to {where}", hint="end the other job, or give this one a folder of its own"
+    )
+
+
 def holder_of(where: Path) -> str:
     """Who holds the folder, or held it last; "" where nobody says."""
     try:
@@ -87,10 +95,24 @@ def holder_of(where: Path) -> str:
 
 
 def _opened(path: Path, modes: Modes) -> int:
-    """The file, made if need be; only then is its mode ours to set."""
+    """The file, made if need be."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        fd, new = os.open(path, flags | os.O_EXCL, LOCK_MODE), True
     except FileExistsError:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    modes.file(fd)
+        fd, new = os.open(path, flags | os.O_NOFOLLOW, LOCK_MODE), False
+    modes.lock(fd, new=new)
     return fd
+
+
+def _readers(fd: int) -> str:
+    """Who has locked the file for reading, which no agent does; "" where nobody is known to."""
+    facts = os.fstat(fd)
+    place = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
+    pids: list[str] = []
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            match line.split():
+                case [_, "FLOCK", _, "READ", pid, where, *_] if where == place:
+                    pids.append(pid)
+    return ", ".join(pids)

@@ -12,6 +12,9 @@ from zerostall.telemetry import say_once
 if TYPE_CHECKING:
     from pathlib import Path
 
+LOCK_MODE = 0o622
+"""To make a lock with: for a moment nobody reads it who should not."""
+
 
 @dataclass(frozen=True, slots=True)
 class Modes:
@@ -24,6 +27,19 @@ class Modes:
         if self.umask is not None:
             self._change(fd, 0o666)
 
+    def lock(self, fd: int, *, new: bool) -> None:
+        """Give a lock its mode: `new`, it was just made, with `LOCK_MODE`; else it may be of an older version.
+
+        Whoever can open a file can hold a lock on it, be it for reading only. So nobody reads it who may not write it.
+        """
+        facts = os.fstat(fd)
+        mode = stat.S_IMODE(facts.st_mode)
+        if new and self.umask is not None:
+            mode = LOCK_MODE & ~self.umask
+        mode = mode & ~0o444 | (mode & 0o222) << 1
+        if mode != stat.S_IMODE(facts.st_mode) and facts.st_uid == os.geteuid():
+            self._set(fd, mode)
+
     def folder(self, path: Path) -> None:
         """Give a folder that was just made its mode; its group's bit stays as the folder above decided."""
         if self.umask is not None:
@@ -31,8 +47,11 @@ class Modes:
 
     def _change(self, what: int | Path, mode: int) -> None:
         assert self.umask is not None
+        self._set(what, mode & ~self.umask)
+
+    def _set(self, what: int | Path, mode: int) -> None:
         try:
-            os.chmod(what, mode & ~self.umask)  # noqa: PTH101 - a descriptor, too
+            os.chmod(what, mode)  # noqa: PTH101 - a descriptor, too
         except OSError as error:
             say_once("modes", "this file system does not let modes be set: %s", error.strerror)
 
