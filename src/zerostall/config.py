@@ -47,6 +47,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from zerostall import memory
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -198,7 +200,7 @@ class AgentSettings:
             raise ValueError(f"ZEROSTALL_AGENT_IDLE={idle!r} is not a number of seconds")
         return cls(
             runtime_dir=runtime_dir(),
-            host_budget=parse_bytes(budget, "ZEROSTALL_HOST_BUDGET") if budget else memory_limit() // 2,
+            host_budget=parse_bytes(budget, "ZEROSTALL_HOST_BUDGET") if budget else memory.limit() // 2,
             idle_seconds=idle_seconds,
             vault_budget=parse_bytes(vault, "ZEROSTALL_VAULT_BUDGET") if vault else None,
             scrub_rate=parse_bytes(scrub, "ZEROSTALL_SCRUB_RATE"),
@@ -274,27 +276,6 @@ def umask() -> int | None:
     except OSError:
         return None
     return int(found[1], 8) if found else None
-
-
-def memory_limit() -> int:
-    """Bytes of memory this process may use: the machine's, or its control group's when that is less."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            text = Path(name).read_text().strip()
-        except OSError:
-            continue
-        if text.isdecimal():
-            total = min(total, int(text))
-    return total
-
-
-def memory_available() -> int:
-    """Bytes of memory that this process may take without anybody's being swapped out, as far as the kernel knows."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return min(int(line.split()[1]) << 10, memory_limit())
-    return memory_limit() // 4
 
 
 def _cores() -> int:

@@ -19,7 +19,7 @@ import msgspec
 import typer
 
 import zerostall
-from zerostall import config, native
+from zerostall import config, memory, native
 from zerostall.agent import transports
 from zerostall.cli import nvidia
 from zerostall.cli.agent import ask_status
@@ -136,7 +136,7 @@ def _segments() -> Finding:
 def _memory() -> Finding:
     settings = config.AgentSettings.from_environment()
     return Finding(
-        "memory", "yes", f"the agent lends up to {size(settings.host_budget)} of {size(config.memory_limit())}"
+        "memory", "yes", f"the agent lends up to {size(settings.host_budget)} of {size(memory.limit())}"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a checkpointer has taken of this process and of its agent: threads, memory, hooks, its place in the run's folder.
+"""What a checkpointer has taken of this process and its agent: threads, memory, hooks, its place in the run's folder.
 
 `close` lets go of all that. A checkpointer that is dropped without it is collected on any thread, in the middle of
 anything, with whatever locks that thread holds. So its finalizer only passes the estate on, by a queue that needs no
@@ -97,7 +97,7 @@ class Estate:
             self._heir.release(self)
 
     def dropped(self) -> None:
-        """Nobody holds the checkpointer any more. Whatever the thread is doing: this takes no lock, and does nothing."""
+        """Nobody holds the checkpointer any more. On any thread, whatever it is doing: takes no lock, does nothing."""
         if not self.over and self._pid == os.getpid():
             self._heir.inherit(self)
 

@@ -48,6 +48,7 @@ class Ledger:
         self._failure: ZerostallError | None = None
         self._failure_tier = ""
         self._last_skipped: int | None = None
+        self._latest = 0.0
 
     # ------------------------------------------------------------------------------------------ what is there
 
@@ -64,10 +65,23 @@ class Ledger:
             self.aside = tuple(sorted(past for past in seen if step is not None and past.step > step))
             self._known = sorted({past.step for past in seen.difference(self.aside)})
             self._unread = None
+            self._latest = max([self._latest, *(past.created for past in seen)])
             self._mark_frontier()
         if self.aside:
             left = sorted({past.step for past in self.aside})
             log.warning("training goes on from step %s; the next save sets steps %s aside", step, left)
+
+    def moment(self) -> float:
+        """When a save is made that begins now, in seconds since 1970; later than any that is known of.
+
+        What was saved after what, and which of two of one number is meant, is told by that: also where the clock has
+        been set back in between.
+        """
+        now = time.time()
+        if now <= self._latest:
+            now = math.nextafter(self._latest, math.inf)
+        self._latest = now
+        return now
 
     def _mark_frontier(self) -> None:
         self.frontier = math.inf if self._unread is not None else self._known[-1] if self._known else -1

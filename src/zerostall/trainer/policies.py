@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from zerostall import config
+from zerostall import memory
 from zerostall.core import guarding
 from zerostall.core.guarding import Choice, Facts
 from zerostall.telemetry import log
@@ -57,7 +57,7 @@ class Policies:
         """Look how much memory is free, on these devices or, where there is none, in host memory."""
         free = [torch.cuda.mem_get_info(ordinal)[0] for ordinal in ordinals]
         self._on_device = bool(free)
-        self._spare_bytes = min(self.most_bytes, *(nbytes // 2 for nbytes in free or [config.memory_available()]))
+        self._spare_bytes = min(self.most_bytes, *(nbytes // 2 for nbytes in free or [memory.available()]))
 
     def judge(self, nbytes: int) -> bool:
         """Choose for a snapshot of so many bytes; whether another policy than before."""

@@ -128,7 +128,7 @@ class Saves:
             self._stats.skipped += 1
             self._stats.record_call(time.perf_counter() - start)
             return Saving(step, self._desk, skipped=busy)
-        saving = Saving(step, self._desk, time.time())
+        saving = Saving(step, self._desk, ledger.moment())
         plain = metric is None and not pin and not replace and not ledger.aside
         wish = _NONE_SPECIAL if plain else Wish(metric, bool(pin), replace, ledger.aside)
         thread = threading.get_ident()
