@@ -135,9 +135,7 @@ def _segments() -> Finding:
 
 def _memory() -> Finding:
     settings = config.AgentSettings.from_environment()
-    return Finding(
-        "memory", "yes", f"the agent lends up to {size(settings.host_budget)} of {size(memory.limit())}"
-    )
+    return Finding("memory", "yes", f"the agent lends up to {size(settings.host_budget)} of {size(memory.limit())}")
 
 
 def _agent() -> Iterator[Finding]:
