@@ -197,6 +197,9 @@ NB_MODULE(_native, m) {
   m.doc() = "C++ core of zerostall. Private: import zerostall.native, not this.";
   nb::register_exception_translator(zs::python::translate);
   m.attr("CRC_HARDWARE") = zs::crc32c_hardware();
+  m.def(
+      "interpreter", [] { return PyInterpreterState_GetID(PyInterpreterState_Get()); },
+      "Which of this process's interpreters asks; the main one is 0.");
   m.def("forks", &zs::forks, "How many forks this process is away from the one that loaded this module.");
   m.def("crc32c", &zs::python::crc32c_of, "data"_a, "value"_a = 0,
         nb::sig("def crc32c(data: bytes | bytearray | memoryview, value: int = 0) -> int"),

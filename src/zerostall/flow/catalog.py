@@ -18,6 +18,7 @@ from zerostall.core import pieces
 from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, StorageError
 from zerostall.flow.difference import Difference, Side, compare
 from zerostall.flow.image_reader import ImageReader
+from zerostall.flow.present import existing, listing, present
 from zerostall.flow.whole_difference import compare_wholes
 from zerostall.tiers.disk import DiskTier
 from zerostall.tiers.remote import RemoteTier
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all) now and then, on the caller's thread."""
 
-_SHOWN_CHUNKS = 8
 _HANDS = 8
 
 
@@ -104,7 +104,11 @@ def verify(
         chosen = run.steps() if step is None else [existing(run, step)]
         known = {snapshot.step: snapshot for snapshot in _snapshots(run)}
         meter = _Meter(sum(known[step].nbytes for step in chosen if step in known), progress)
-        return [_verdict(run, step, meter) for step in chosen]
+        verdicts = [_verdict(run, one, meter) for one in chosen]
+        left = [verdict for verdict in verdicts if verdict.clean or verdict.step in run.steps()]
+        if step is not None and not left:
+            raise SnapshotNotFoundError(f"step {step} of {run.where} was evicted while it was read")
+        return left
 
 
 def diff(where: str | os.PathLike[str], a: int, b: int, *, progress: Progress | None = None) -> Difference:
@@ -116,9 +120,7 @@ def diff(where: str | os.PathLike[str], a: int, b: int, *, progress: Progress | 
         SnapshotNotFoundError: there is no such step.
         CorruptError: one of both is damaged.
     """
-    with opened_run(where) as run:
-        for step in (a, b):
-            existing(run, step)
+    with opened_run(where) as run, present(run, existing(run, a)), present(run, existing(run, b)):
         before, after = (Side(run, step, run.manifest(step)) for step in (a, b))
         meter = _Meter(before.nbytes + after.nbytes, progress)
         alike = [[(rank.layout, rank.begins) for rank in side.manifest.ranks] for side in (before, after)]
@@ -133,8 +135,7 @@ def pin(where: str | os.PathLike[str], step: int, pinned: bool = True) -> None:
         SnapshotNotFoundError: there is no such step.
         StorageError: it cannot be written.
     """
-    with opened_run(where) as run:
-        existing(run, step)
+    with opened_run(where) as run, present(run, existing(run, step)):
         try:
             run.pin(step, pinned)
         except OSError as error:
@@ -185,24 +186,6 @@ def opened_remote(url: str, environment: Mapping[str, str]) -> Iterator[RemoteTi
             remote.close()
 
 
-def existing(run: RunTier, step: int) -> int:
-    """The step itself. SnapshotNotFoundError where it is not committed; names those that are."""
-    steps = run.steps()
-    if step not in steps:
-        known = f"steps there: {_listing(steps)}" if steps else "no step is there"
-        raise SnapshotNotFoundError(f"no step {step} in {run.where}; {known}")
-    return step
-
-
-def newest(run: RunTier) -> int:
-    """The newest clean step. SnapshotNotFoundError where there is none."""
-    for step in reversed(run.steps()):
-        with contextlib.suppress(FormatError, StorageError, SnapshotNotFoundError):
-            if not run.missing(run.manifest(step)):
-                return step
-    raise SnapshotNotFoundError(f"no clean step in {run.where}", hint="see `zerostall ls`")
-
-
 # ------------------------------------------------------------------------------------------------------ within
 
 
@@ -225,7 +208,11 @@ def _snapshot(run: RunTier, step: int) -> Snapshot | None:
     except SnapshotNotFoundError:
         return None
     except (FormatError, StorageError) as error:
+        if step not in run.steps():
+            return None
         return Snapshot(step, 0, 0, None, pinned, 0.0, clean=False, reason=str(error.args[0]))
+    if reason and step not in run.steps():
+        return None
     return Snapshot(
         step=step,
         world=manifest.world,
@@ -288,13 +275,8 @@ def _read_all(reader: ImageReader, problems: list[str], meter: _Meter) -> int:
         meter.add(reader.chunk_size(index))
     if bad:
         problems.append(
-            f"{reader.label}: {len(bad)} of {reader.chunks} chunks fail their checksum: chunk {_listing(bad)}"
+            f"{reader.label}: {len(bad)} of {reader.chunks} chunks fail their checksum: chunk {listing(bad)}"
         )
     if 0 not in bad and (problem := reader.header_problem()):
         problems.append(problem)
     return nbytes
-
-
-def _listing(numbers: list[int]) -> str:
-    shown = ", ".join(map(str, numbers[:_SHOWN_CHUNKS]))
-    return f"{shown} and {len(numbers) - _SHOWN_CHUNKS} more" if len(numbers) > _SHOWN_CHUNKS else shown

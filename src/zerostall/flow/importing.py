@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from zerostall.tiers.contract import RunTier
 
 _THREADS = 2
+_SWELLS = 64
+_ANYHOW = 1 << 30
+"""Tensors may have so many times the bytes of the files that they lie in, or so many bytes anyhow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,20 @@ def import_foreign(
                 raise
             raise SnapshotNotFoundError(f"{source} does not exist") from None
         harvest = Forest(options, convert, inert).take(chosen_entry(loaded, options.key, source))
+        _refuse_a_bomb(source, sum(tensor.nbytes for tensor in harvest.tensors.values()))
         return store_tensors(where, step, harvest, run=options.run, replace=options.replace, progress=progress)
+
+
+def _refuse_a_bomb(source: Path, nbytes: int) -> None:
+    """Where tensors overlap one another each is stored whole: a small file can be made to fill a disk that way."""
+    folder = source if source.is_dir() else source.parent
+    files = [source, *folder.iterdir()] if source.is_dir() or source.suffix == ".json" else [source]
+    there = sum(path.stat().st_size for path in files if path.is_file())
+    if nbytes > max(_ANYHOW, _SWELLS * there):
+        raise FormatError(
+            f"{source} has {there} bytes and would be a step of {nbytes}: tensors in it overlap one another",
+            hint="if that is right, load it with torch and save it by a Checkpointer",
+        )
 
 
 def format_of(source: Path, options: ImportOptions) -> ImportFormat:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from zerostall.core import leaves
 from zerostall.core.contents import Content, contents
 from zerostall.errors import FormatError, StorageError
-from zerostall.flow.catalog import existing, newest, opened_run
+from zerostall.flow.catalog import opened_run
+from zerostall.flow.present import read_step
 
 if TYPE_CHECKING:
     import os
@@ -44,10 +45,13 @@ def inspect(where: str | os.PathLike[str], step: int | None = None) -> StepConte
         CorruptError: one of those files is damaged.
     """
     with opened_run(where) as run:
-        step = newest(run) if step is None else existing(run, step)
-        committed = run.manifest(step)
-        ranks = tuple(_rank(run, step, rank) for rank in range(committed.world))
-        return StepContents(committed, run.pinned(step), ranks)
+        return read_step(run, step, lambda step: _contents(run, step))
+
+
+def _contents(run: RunTier, step: int) -> StepContents:
+    committed = run.manifest(step)
+    ranks = tuple(_rank(run, step, rank) for rank in range(committed.world))
+    return StepContents(committed, run.pinned(step), ranks)
 
 
 def _rank(run: RunTier, step: int, rank: int) -> RankContents:

@@ -155,6 +155,8 @@ class _Directory:
             plain, stored, local = _wide(extra, plain, stored, fields[16])
             if method or flags & 1 or stored != plain:
                 raise self._damaged(f"{quote(name)} in it is compressed or encrypted")
+            if name in found:
+                raise self._damaged(f"{quote(name)} is in it twice")
             found[name] = self._place(local, plain, name)
         return found
 

@@ -16,9 +16,10 @@ from zerostall.core.dtypes import DTYPES
 from zerostall.core.layout import Shard, View
 from zerostall.core.mosaic import Tile, row_major
 from zerostall.core.pieces import gather, local_name
-from zerostall.flow.catalog import existing, newest, opened_run
+from zerostall.flow.catalog import opened_run
 from zerostall.flow.checked_images import CheckedImage, CheckedImages
 from zerostall.flow.image_reader import buffer
+from zerostall.flow.present import present, read_step
 from zerostall.flow.readable import Assembled
 from zerostall.tiers.contract import Stored
 
@@ -179,12 +180,17 @@ def opened_step(where: str | os.PathLike[str], step: int | None) -> Iterator[Who
         CorruptError: the step is damaged.
         FormatError: its ranks hold different tensors under one name.
     """
-    with opened_run(where) as run, contextlib.closing(CheckedImages()) as images:
-        step = newest(run) if step is None else existing(run, step)
-        manifest = run.manifest(step)
-        stored = [run.open(step, rank) for rank in range(manifest.world)]
-        found = [images.add(run.bytes_of(step, rank, one), one) for rank, one in enumerate(stored)]
-        yield WholeStep(run, manifest, found)
+    with opened_run(where) as run, contextlib.ExitStack() as stack:
+        manifest, found = read_step(run, step, lambda step: _images(run, step, stack))
+        with present(run, manifest.step):
+            yield WholeStep(run, manifest, found)
+
+
+def _images(run: RunTier, step: int, stack: contextlib.ExitStack) -> tuple[Manifest, list[CheckedImage]]:
+    images = stack.enter_context(contextlib.closing(CheckedImages()))
+    manifest = run.manifest(step)
+    stored = [run.open(step, rank) for rank in range(manifest.world)]
+    return manifest, [images.add(run.bytes_of(step, rank, one), one) for rank, one in enumerate(stored)]
 
 
 def _tensors(held: Pieces) -> dict[str, WholeTensor]:

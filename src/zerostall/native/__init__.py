@@ -44,9 +44,14 @@ from zerostall._native import (
     crc32c_memory,
     cufile_open,
     forks,
+    interpreter,
     link_between,
     visible_devices,
 )
+
+if interpreter() != 0:
+    # Its types, like torch's, belong to the interpreter that came first: another one's would be taken for them.
+    raise ImportError("zerostall works in the main interpreter only; give other work a process of its own")
 
 __all__ = [
     "CRC_HARDWARE",
