@@ -202,6 +202,7 @@ class Sealer:
             self._link.tell(msgspec.structs.replace(sealed, **news))
             self._doubted = None if flight.tears.final else flight
         finally:
+            flight.taken.values.let_go()
             with self._told:
                 flight.landed = True
                 self.landed += 1

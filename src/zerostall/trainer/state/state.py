@@ -78,6 +78,10 @@ class Values(msgspec.Struct):
     generators: GeneratorStates | None
     base: str = ""
 
+    def let_go(self) -> None:
+        """They have been encoded. Parts know the user's objects, which may know who saves them."""
+        self.still, self.moving, self.generators = {}, [], None
+
     def largest(self) -> str:
         """Name of the part with the largest values."""
         trees = self._trees()
