@@ -101,6 +101,7 @@ class Agent:
         if layout is not rank.layout:
             berth.lease(layout, self.slots)
             berth.take_back_grant()
+            berth.moored = True
             rank.layout = layout
             run.advance()
         assert berth.current is not None
