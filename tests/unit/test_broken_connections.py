@@ -114,7 +114,7 @@ class Trainer:
         self.condition = threading.Condition()
         self.shelf = Shelf(self.condition)
         self.ledger = Ledger(node.run.where, self.condition, Stats())
-        self.ear = Ear(self.shelf, self.ledger, Pace(alone=True), Stats(), Lockers(wanted=False), 0)
+        self.ear = Ear(self.shelf, self.ledger, Pace(alone=True), Stats(), Lockers(None), 0)
         self.desk = Desk(self.condition, self.ledger.tiers)
         self.channel = node.welcome()
 
