@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
+from torch._compile import _disable_dynamo
 
 from zerostall import native
 from zerostall.core.reading import Flipping
@@ -57,8 +58,9 @@ class Guard:
             if (guard := me()) is not None:
                 guard.protect()
 
-        # A step that is compiled is traced with its hooks: this one reads clocks and addresses of now.
-        apart = cast("Callable[[], None]", torch.compiler.disable(protect))
+        # A step that is compiled is traced with its hooks: this one reads clocks and addresses of now. As torch's own
+        # methods do it, and not by torch.compiler.disable, which imports the compiler here and now: a second or two.
+        apart = cast("Callable[[], None]", _disable_dynamo(protect))
 
         def before_step(*_: object) -> None:
             if torch.compiler.is_compiling():
