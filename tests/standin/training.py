@@ -129,7 +129,7 @@ class State:
     def values(self, survey: object) -> Any:
         from zerostall.core import values
 
-        return SimpleNamespace(encode=lambda: values.encode({"stand": "in"}, "values"))
+        return SimpleNamespace(encode=lambda: values.encode({"stand": "in"}, "values"), let_go=lambda: None)
 
     def targets(self, stored: Any, *_: object, **__: object) -> Any:
         assert stored.layout.digest == self.layout.digest
