@@ -24,6 +24,7 @@ from zerostall.wire import rendezvous
 StartOn = Callable[..., Ranks]
 """Starts a rank on each of these nodes."""
 
+pytestmark = pytest.mark.timeout(300)  # several agents and trainers start in each
 REACHED = 6
 
 

@@ -12,6 +12,8 @@ from hand import HandTrainer, kill_agent, wait_until
 from zerostall.wire import messages as m
 from zerostall.wire import rendezvous
 
+pytestmark = pytest.mark.timeout(300)  # several agents and trainers start in each
+
 
 def until_at_a_partner(manager: Manager, step: int) -> None:
     def there() -> bool:

@@ -19,6 +19,8 @@ from zerostall.wire import messages as m
 from zerostall.wire import peers as p
 from zerostall.wire import token
 
+pytestmark = pytest.mark.timeout(300)  # several agents and trainers start in each
+
 
 def left_by_a_lost_node(manager: Manager, folders: dict[str, Path], where: Path, step: int) -> HandMade:
     """A step that n1 has sealed before it was killed: all that is left of it is in another node's memory."""

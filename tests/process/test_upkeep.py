@@ -15,6 +15,8 @@ from zerostall import Checkpointer
 from zerostall.errors import CorruptError
 from zerostall.wire import messages as m
 
+pytestmark = pytest.mark.timeout(300)  # several agents and trainers start in each
+
 
 def damage(trainer: HandTrainer, made: HandMade) -> None:
     """Change one bit of an image in its rank's own memory."""
