@@ -104,3 +104,23 @@ def test_a_step_that_was_replaced_meanwhile_is_not_mixed_with_the_one_that_was_d
         collecting._records(source, COPY, described, [34])
     with pytest.raises(FormatError, match="no such ranks"):
         collecting._records(source, COPY, described, [WORLD])
+
+
+@pytest.mark.parametrize(("rows", "registered"), [(4, True), (2, True), (1, False)])
+def test_an_image_of_which_most_is_read_is_registered(
+    monkeypatch: pytest.MonkeyPatch, rows: int, registered: bool
+) -> None:
+    """Unregistered memory goes to a device at a fraction of the rate; registering all of it for a sliver is slower."""
+    poured: list[bool] = []
+    monkeypatch.setattr(collecting, "pour", lambda *_, pin: poured.append(pin) or 0)
+    row = 1 << 20
+    share = SimpleNamespace(runs=[(k * row, row, object()) for k in range(rows)], loose_chunks=lambda _: [])
+    record = SimpleNamespace(nbytes=4 * row, chunk_bytes=row, rank=1)
+    source = cast("Any", SimpleNamespace(devices=None))
+    assert (
+        collecting._write(
+            source, cast("Any", None), cast("Any", SimpleNamespace(record=record)), cast("Any", share), ""
+        )
+        == 0
+    )
+    assert poured == [registered]

@@ -176,8 +176,10 @@ def _write(source: Source, pool: native.Pool, image: Mapped, share: Share, label
             sizes=[nbytes for _, nbytes, _ in share.runs],
         )
         targets = [target for _, _, target in share.runs]
+        # As much of it is registered with CUDA as is worth it: where a rank goes on from its own image that is all.
+        most = 2 * sum(nbytes for _, nbytes, _ in share.runs) >= record.nbytes
         try:
-            recalled = pour(pool, source.devices, plan, targets, range(len(targets)), image)
+            recalled = pour(pool, source.devices, plan, targets, range(len(targets)), image, pin=most)
         except CorruptError as error:
             raise CorruptError(f"{label}, rank {record.rank}: {error.args[0]}") from None
     loose = share.loose_chunks(record.chunk_bytes)
