@@ -104,16 +104,6 @@ def main() -> None:
             folder,
             columns=("way", "what", "measured"),
         )
-        for index, way in enumerate(ways):
-            left = began + arguments.seconds - time.monotonic()
-            found = run_way(way, arguments, folder / way, time.monotonic() + left / (len(ways) - index))
-            if found is None:
-                report.notes.append(f"{way}: nothing was found in time")
-                continue
-            report.rows += found.rows()
-            report.goals |= found.goals() if cuda else {}
-            report.samples |= found.samples
-            shutil.rmtree(folder / way, ignore_errors=True)
         report.notes += [
             "Times are of the slowest rank: the median, and from the fastest to the slowest. Each takes its turn, "
             "another is the first each time, and a first save of each is not counted. Saves count until they are on "
@@ -129,6 +119,17 @@ def main() -> None:
                 "same marks tell in steps without a save.",
                 f"What is saved and loaded beside dcp is {arguments.files_model} with FSDP2.",
             ]
+        for index, way in enumerate(ways):
+            left = began + arguments.seconds - time.monotonic()
+            found = run_way(way, arguments, folder / way, time.monotonic() + left / (len(ways) - index))
+            if found is None:
+                report.notes.append(f"{way}: nothing was found in time")
+                continue
+            report.rows += found.rows()
+            report.goals |= found.goals() if cuda else {}
+            report.samples |= found.samples
+            report.write(arguments.to)  # whatever becomes of the rest
+            shutil.rmtree(folder / way, ignore_errors=True)
         path = report.write(arguments.to)
     print(path.with_suffix(".md").read_text())
 
