@@ -237,8 +237,11 @@ def _caller() -> tuple[str, int]:
 
 
 def _forget_heir() -> None:
-    _Heir.now = None
+    """In a forked child: the threads are the parent's, and what there is to be waited for."""
+    heir, _Heir.now = _Heir.now, None
     _Heir._lock = threading.Lock()
+    if heir is not None:
+        atexit.unregister(heir._at_exit)
 
 
-os.register_at_fork(after_in_child=_forget_heir)  # the threads are the parent's
+os.register_at_fork(after_in_child=_forget_heir)
