@@ -161,13 +161,18 @@ class DiskTier:
     def lanes(self, images: Sequence[Image]) -> list[list[Image]]:
         """The images of a step by the disk that each goes to: those of one are `put` in order, others meanwhile."""
         for step in {image.record.step for image in images}:
-            self.draft(step)
+            self.draft(step, sum(image.record.nbytes for image in images if image.record.step == step))
         return self.others.deal(images)
 
-    def draft(self, step: int) -> Path:
-        """The folder in which images of a step are put until it is committed, for several processes to write to it."""
+    def draft(self, step: int, needed: int = 0) -> Path:
+        """The folder in which images of a step are put until it is committed, for several processes to write to it.
+
+        Raises:
+            StorageError: it cannot be made; where there is no room it says how many bytes are `needed`.
+        """
         folder = self._draft_folder(step)
-        make_folder(folder, self._modes)
+        with storage_errors(folder, f"step {step}", needed):
+            make_folder(folder, self._modes)
         return folder
 
     def join(self, step: int, folder: Path) -> None:
