@@ -120,13 +120,18 @@ def visit(folder: Path) -> Channel[m.FromAgent] | None:
     return channel
 
 
-def agent_pid(folder: Path) -> int:
+def agent_report(folder: Path) -> m.Report:
     channel = visit(folder)
     assert channel is not None
     channel.send(m.Status(id=1))
     (report, _), *_ = channel.receive()
     channel.close()
-    return report.pid
+    assert isinstance(report, m.Report)
+    return report
+
+
+def agent_pid(folder: Path) -> int:
+    return agent_report(folder).pid
 
 
 def kill_agent(folder: Path) -> None:

@@ -8,7 +8,7 @@ from zerostall import native
 from zerostall.core import layout, manifest, values
 from zerostall.core.layout import CHUNK, Layout, Shard, View
 from zerostall.core.manifest import Manifest, Record
-from zerostall.tiers.contract import Image
+from zerostall.tiers.contract import Image, RunTier
 
 RUN = "0123456789abcdef"
 
@@ -62,3 +62,16 @@ def manifest_of(*records: Record) -> Manifest:
         created=first.created,
         ranks=tuple(manifest.facts(record, manifest.encode_record(record)) for record in records),
     )
+
+
+def images_of(tier: RunTier, step: int, world: int) -> list[bytes]:
+    """The bytes of every rank's image, as the tier has them."""
+    found: list[bytes] = []
+    for rank in range(world):
+        stored = tier.open(step, rank)
+        view = memoryview(bytearray(stored.layout.nbytes))
+        source = tier.bytes_of(step, rank, stored)
+        source.read_into(view, 0)
+        source.close()
+        found.append(bytes(view))
+    return found

@@ -8,8 +8,6 @@ import torch
 from torch import nn
 
 import zerostall
-from zerostall.wire import messages as m
-from zerostall.wire import rendezvous
 
 
 def tensors(step: int, size: int = 5000) -> dict[str, torch.Tensor]:
@@ -29,17 +27,6 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) ->
     model(x).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
-
-
-def agent_report(folder: Path) -> m.Report:
-    channel = rendezvous.connect(folder)
-    assert channel is not None
-    channel.socket.settimeout(30)
-    channel.send(m.Status(id=1))
-    ((report, _),) = channel.receive()
-    channel.close()
-    assert isinstance(report, m.Report)
-    return report
 
 
 def saved(where: Path) -> list[int]:

@@ -19,8 +19,7 @@ import torch
 
 import zerostall
 from gpu.test_cuda_capture import POLICIES, assert_same, clones, step, tensors, training
-from hand import agent_pid, kill_agent, wait_until
-from training import agent_report
+from hand import agent_pid, agent_report, kill_agent, wait_until
 from zerostall import config
 from zerostall.errors import ZerostallError
 from zerostall.native.topology import topology

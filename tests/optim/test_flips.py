@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -65,6 +65,26 @@ class SlowReader:
             assert torch.equal(self.memory[place], self.expected[place])
         for place, memory in self.kept.items():
             assert isinstance(memory, torch.Tensor) and torch.equal(memory, self.expected[place])
+
+
+def assert_nothing_but_memory_changes(make: Callable[..., torch.optim.Optimizer], key: str) -> None:
+    """Of an optimizer with one moment, which is left in place step after step while its parameters are kept aside."""
+    reader, shapes = SlowReader(), SHAPES[:2]
+    optimizer, plain = make(parameters(shapes=shapes)), make(parameters(shapes=shapes))
+    assert isinstance(optimizer, Flipping) and optimizer.flip_for(reader, PLENTY) is None
+    train(optimizer, steps=2)
+    train(plain, steps=2)
+    mine = optimizer.param_groups[0]["params"]
+    moments = [optimizer.state[parameter][key] for parameter in mine]
+    for number in range(2, 5):
+        if reader.claims:
+            reader.claims[-1].read = True
+        reader.begin([*moments, *(parameter.detach() for parameter in mine)])
+        train(optimizer, steps=1, seed=number)
+        train(plain, steps=1, seed=number)
+        assert sorted(reader.left) == [0, 1] and sorted(reader.kept) == [2, 3]
+        reader.assert_intact()
+        assert all(torch.equal(one, other) for one, other in zip(everything(optimizer), everything(plain), strict=True))
 
 
 def flipping(reader: SlowReader, nbytes: int = PLENTY, **options: Any) -> optim.AdamW:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from optim.test_adamw import INTERPRETED, SHAPES, clones, everything, parameters, train
-from optim.test_flips import PLENTY, SlowReader
+from optim.test_flips import assert_nothing_but_memory_changes
 from zerostall import optim
 from zerostall.errors import CapabilityError
 
@@ -95,22 +95,7 @@ def test_many_steps_are_those_that_everybody_takes() -> None:
 
 
 def test_momentum_is_left_parameters_kept_and_results_the_same() -> None:
-    reader, shapes = SlowReader(), SHAPES[:2]
-    optimizer, plain = optim.Lion(parameters(shapes=shapes)), optim.Lion(parameters(shapes=shapes))
-    assert optimizer.flip_for(reader, PLENTY) is None
-    train(optimizer, steps=2)
-    train(plain, steps=2)
-    mine = optimizer.param_groups[0]["params"]
-    moments = [optimizer.state[parameter]["exp_avg"] for parameter in mine]
-    for number in range(2, 5):
-        if reader.claims:
-            reader.claims[-1].read = True
-        reader.begin([*moments, *(parameter.detach() for parameter in mine)])
-        train(optimizer, steps=1, seed=number)
-        train(plain, steps=1, seed=number)
-        assert sorted(reader.left) == [0, 1] and sorted(reader.kept) == [2, 3]
-        reader.assert_intact()
-        assert all(torch.equal(one, other) for one, other in zip(everything(optimizer), everything(plain), strict=True))
+    assert_nothing_but_memory_changes(optim.Lion, "exp_avg")
 
 
 def test_states_go_both_ways() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from optim.test_adamw import INTERPRETED, SHAPES, assert_same, clones, everything, parameters, train
-from optim.test_flips import PLENTY, SlowReader
+from optim.test_flips import assert_nothing_but_memory_changes
 from zerostall import optim
 from zerostall.errors import CapabilityError
 
@@ -35,23 +36,7 @@ def test_results_are_those_of_torchs(options: dict[str, Any], dtype: torch.dtype
 
 @pytest.mark.parametrize("options", OPTIONS[:3], ids=str)
 def test_momentum_is_left_parameters_kept_and_results_the_same(options: dict[str, Any]) -> None:
-    reader, shapes = SlowReader(), SHAPES[:2]
-    optimizer, plain = optim.SGD(parameters(shapes=shapes), **options), optim.SGD(parameters(shapes=shapes), **options)
-    assert optimizer.flip_for(reader, PLENTY) is None
-    train(optimizer, steps=2)
-    train(plain, steps=2)
-    mine = optimizer.param_groups[0]["params"]
-    moments = [optimizer.state[parameter]["momentum_buffer"] for parameter in mine]
-    for number in range(2, 5):
-        if reader.claims:
-            reader.claims[-1].read = True
-        reader.begin([*moments, *(parameter.detach() for parameter in mine)])
-        train(optimizer, steps=1, seed=number)
-        train(plain, steps=1, seed=number)
-        assert sorted(reader.left) == [0, 1] and sorted(reader.kept) == [2, 3]
-        reader.assert_intact()
-        for one, other in zip(everything(optimizer), everything(plain), strict=True):
-            assert torch.equal(one, other)
+    assert_nothing_but_memory_changes(partial(optim.SGD, **options), "momentum_buffer")
 
 
 def test_states_go_both_ways() -> None:

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import zerostall
-from training import SCRIPT, agent_report, saved, tensors
+from hand import agent_report
+from training import SCRIPT, saved, tensors
 from zerostall.errors import (
     ReplacedError,
     WaitTimeoutError,

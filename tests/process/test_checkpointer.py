@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 import zerostall
-from training import SCRIPT, agent_report, saved, tensors, train_step, training
+from hand import agent_report
+from training import SCRIPT, saved, tensors, train_step, training
 from zerostall import telemetry
 from zerostall.core import soundness
 from zerostall.errors import (

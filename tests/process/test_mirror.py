@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hand import agent_pid, visit, wait_until
-from standin.training import ROOT, Trainer, expected
+from hand import agent_pid, agent_report, wait_until
+from standin.training import ROOT, Trainer, expected, save
 from zerostall.wire import messages as m
 
 Start = Callable[..., Trainer]
@@ -33,20 +33,8 @@ def start(start_on_stand_in: Start) -> Start:
     return lambda gpus="3": start_on_stand_in({"FAKE_CUDA_DEVICES": gpus}, copies=2)
 
 
-def save(trainer: Trainer, step: int) -> None:
-    trainer.ask("fill", step)
-    assert trainer.ask("save", step, {"when_busy": "wait"}) == ""
-    assert trainer.ask("wait", step, "host") == ""
-
-
 def peer(folder: Path) -> m.TierReport:
-    channel = visit(folder)
-    assert channel is not None
-    channel.send(m.Status(id=1))
-    (answer, _), *_ = channel.receive()
-    assert isinstance(answer, m.Report)
-    channel.close()
-    return next((tier for rank in answer.ranks for tier in rank.tiers if tier.tier == "peer"), None)  # type: ignore
+    return next((tier for rank in agent_report(folder).ranks for tier in rank.tiers if tier.tier == "peer"), None)  # type: ignore
 
 
 def vaults(folder: Path) -> list[int]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cluster import SECONDS, Agents, Manager, joined, only_in_memory, until_replicated
-from hand import HandTrainer, visit, wait_until
+from hand import HandTrainer, agent_report, wait_until
 from images import HandMade
 from zerostall import Checkpointer
 from zerostall.errors import CorruptError
@@ -32,12 +32,7 @@ def told(manager: Manager, kind: str) -> str:
 
 
 def upkeep(folder: Path) -> m.UpkeepReport:
-    channel = visit(folder)
-    assert channel is not None
-    channel.send(m.Status(id=1))
-    (report, _), *_ = channel.receive()
-    channel.close()
-    return report.upkeep
+    return agent_report(folder).upkeep
 
 
 def replicated(manager: Manager, folders: dict[str, Path], where: Path) -> tuple[HandTrainer, HandMade]:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hand import agent_pid, kill_agent, visit, wait_until
+from hand import agent_pid, agent_report, kill_agent, wait_until
 from standin.cuda import LAUNCH_FAILED
-from standin.training import IMAGE, Trainer, expected
-from zerostall.wire import messages as m
+from standin.training import IMAGE, Trainer, expected, save
 
 Start = Callable[..., Trainer]
 
@@ -40,21 +39,6 @@ def with_locker(trainer: Trainer) -> Trainer:
     pytest.fail("nothing was stowed")
 
 
-def save(trainer: Trainer, step: int) -> None:
-    trainer.ask("fill", step)
-    assert trainer.ask("save", step, {"when_busy": "wait"}) == ""
-    assert trainer.ask("wait", step, "host") == ""
-
-
-def report(folder: Path) -> m.Report:
-    channel = visit(folder)
-    assert channel is not None
-    channel.send(m.Status(id=1))
-    (answer, _), *_ = channel.receive()
-    assert isinstance(answer, m.Report)
-    return answer
-
-
 def vault_pid(folder: Path) -> int:
     """The vault's process: the agent's only child."""
     (pid,) = Path(f"/proc/{agent_pid(folder)}/task/{agent_pid(folder)}/children").read_text().split()
@@ -76,7 +60,7 @@ def test_what_is_queued_before_counts_and_what_comes_after_does_not(start: Start
     trainer.ask("fake", "delay", 0)
     assert trainer.ask("wait", 16, "disk") == ""
     assert trainer.ask("stats")["stowed"] == 6
-    (rank,) = report(folder).ranks
+    (rank,) = agent_report(folder).ranks
     tiers = {tier.tier: tier for tier in rank.tiers}
     assert tiers["peer"].newest == 16 and "GPU-" in tiers["peer"].where
     assert rank.peer_bytes >= 2 * IMAGE
@@ -106,7 +90,7 @@ def test_what_lies_in_the_vault_when_the_trainer_is_killed_is_finished(start: St
     trainer.ask("fill", 12)
     trainer.ask("save", 12)
     wait_until(lambda: trainer.ask("stats")["stowed"] == 2)
-    wait_until(lambda: any(tier.moving == 12 for rank in report(folder).ranks for tier in rank.tiers))
+    wait_until(lambda: any(tier.moving == 12 for rank in agent_report(folder).ranks for tier in rank.tiers))
     trainer.kill()
     os.kill(pid, signal.SIGCONT)
     after = start()
@@ -244,7 +228,7 @@ def test_a_gpu_with_room_for_one_image_lends_one_place(start: Start, folder: Pat
     for step in (12, 13):
         save(trainer, step)
     assert trainer.ask("stats")["stowed"] == 3
-    assert IMAGE <= report(folder).ranks[0].peer_bytes < 2 * IMAGE
+    assert IMAGE <= agent_report(folder).ranks[0].peer_bytes < 2 * IMAGE
     assert trainer.ask("restore") == 13
     assert trainer.ask("digest") == expected(13)
 
@@ -258,7 +242,7 @@ def test_a_locker_that_cannot_be_opened_is_given_back(start: Start, folder: Path
     for step in (2, 3, 4):
         save(trainer, step)
     assert said(trainer, "cannot be opened")
-    wait_until(lambda: report(folder).ranks[0].peer_bytes == 0)
+    wait_until(lambda: agent_report(folder).ranks[0].peer_bytes == 0)
     assert trainer.ask("stats")["stowed"] == 0
 
 
@@ -267,7 +251,7 @@ def test_without_being_asked_for_no_other_gpu_is_touched(start: Start, folder: P
     for step in (1, 2):
         save(trainer, step)
     assert not Path(f"/proc/{agent_pid(folder)}/task/{agent_pid(folder)}/children").read_text()
-    assert [tier.tier for tier in report(folder).ranks[0].tiers] == ["host", "disk"]
+    assert [tier.tier for tier in agent_report(folder).ranks[0].tiers] == ["host", "disk"]
 
 
 def test_bytes_that_are_not_what_the_device_held_are_found_where_they_arrive(start: Start) -> None:

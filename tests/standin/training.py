@@ -68,6 +68,13 @@ class Trainer:
         self.kill()
 
 
+def save(trainer: Trainer, step: int) -> None:
+    """A step filled with its number, sealed when this returns."""
+    trainer.ask("fill", step)
+    assert trainer.ask("save", step, {"when_busy": "wait"}) == ""
+    assert trainer.ask("wait", step, "host") == ""
+
+
 def expected(value: int) -> str:
     """The digest of a state that is all of that byte."""
     return hashlib.sha256(bytes([value]) * (4 * sum(SIZES) + HOST)).hexdigest()

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zerostall
-from images import RUN, HandMade, make_layout, manifest_of
+from images import RUN, HandMade, images_of, make_layout, manifest_of
 from zerostall import native
 from zerostall.core import disks
 from zerostall.core import steps as names
@@ -105,14 +105,7 @@ class Spread:
 
     def bytes_of(self, step: int, tier: DiskTier | None = None) -> list[bytes]:
         tier = tier or DiskTier(self.where, self.pool)  # as another process finds them
-        found = []
-        for rank in range(WORLD):
-            view = memoryview(bytearray(LAYOUT.nbytes))
-            source = tier.bytes_of(step, rank, tier.open(step, rank))
-            source.read_into(view, 0)
-            source.close()
-            found.append(bytes(view))
-        return found
+        return images_of(tier, step, WORLD)
 
 
 @pytest.fixture

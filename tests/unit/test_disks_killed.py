@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from images import RUN, HandMade, make_layout, manifest_of
+from images import RUN, HandMade, images_of, make_layout, manifest_of
 from zerostall import native
 from zerostall.core.retention import Keep
 from zerostall.flow.persist import Order, persist, prune
@@ -80,15 +80,7 @@ class Run:
         assert outcome.error is None, outcome.error
 
     def found(self, step: int) -> list[bytes]:
-        tier = DiskTier(self.where, self.pool)
-        found = []
-        for rank in range(WORLD):
-            view = memoryview(bytearray(LAYOUT.nbytes))
-            source = tier.bytes_of(step, rank, tier.open(step, rank))
-            source.read_into(view, 0)
-            source.close()
-            found.append(bytes(view))
-        return found
+        return images_of(DiskTier(self.where, self.pool), step, WORLD)
 
     def images(self) -> int:
         return sum("safetensors" in path.name for root in (self.where, *self.more) for path in root.rglob("*"))

@@ -7,7 +7,6 @@ at any point leaves a step whole or not there at all.
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -315,12 +314,8 @@ class DiskTier:
 
     def _begin(self, step: int, layout: Layout) -> Path:
         """The folder in which an image's record, and its image if that goes nowhere else, are put."""
-        folder = self._draft_folder(step)
+        folder = self.draft(step, layout.nbytes)
         with storage_errors(folder, f"step {step}", layout.nbytes):
-            make_folder(self.where, self._modes)
-            with contextlib.suppress(FileExistsError):
-                folder.mkdir()
-                self._modes.folder(folder)
             self._layouts.write(layout)
         return folder
 
