@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import readme
+from benchmarks import readme, replication
 from benchmarks.report import Report, percentile, seconds
 
 
@@ -55,3 +55,10 @@ def test_the_readme_gets_its_table_from_the_results(tmp_path: Path) -> None:
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n")
     assert "A title" in text and "| a | b | c | d | e | f |" in text and "outdated-row" not in text
+
+
+@pytest.mark.parametrize(("megabits", "seconds"), [(100, 5.0), (500, 5.0), (2000, 4.0), (25_000, 0.32)])
+def test_no_image_is_on_its_way_to_another_node_for_longer_than_seconds(megabits: int, seconds: float) -> None:
+    """With 1 GB at 500 Mbit/s that part of the report alone took 70 s."""
+    assert replication.size(1.0, megabits) * 1e9 / (megabits * 1e6 / 8) == pytest.approx(seconds)
+    assert replication.size(1.0, 0) == 1.0
