@@ -25,9 +25,9 @@ from benchmarks.namespaces import Network, missing
 from benchmarks.nodes import Cluster, until
 from benchmarks.report import RESULTS, Report, median
 
-_IPERF_SECONDS = 4
+_IPERF_SECONDS = 3
 _UNBOUNDED = 100_000  # megabits a second: more than any link here
-_IMAGE_SECONDS = 5.0
+_IMAGE_SECONDS = 3.0
 """An image is that long on its way at most: the rate is steady by then, and a longer one only makes the report late."""
 _GOAL = 0.8
 
