@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hand import wait_until
 from images import make_layout, record_of
 from zerostall import native
-from zerostall.agent.berth import Wish
 from zerostall.agent.client import Client
 from zerostall.agent.run import Run
+from zerostall.agent.wish import Wish
 from zerostall.core.layout import Layout
 from zerostall.core.roll import Save
 from zerostall.flow.budget import Budget

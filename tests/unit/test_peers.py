@@ -14,10 +14,9 @@ import pytest
 from hand import wait_until
 from images import RUN, HandMade, make_layout
 from zerostall import native
-from zerostall.agent.images import Given
 from zerostall.agent.nixl import CELL
 from zerostall.agent.pace import Pace
-from zerostall.agent.peers import PeerDoor
+from zerostall.agent.peers import Given, PeerDoor
 from zerostall.agent.pulling import peek, pull
 from zerostall.agent.transport import PlainTcp, Transport
 from zerostall.agent.transports import open_transport

@@ -22,8 +22,7 @@ from zerostall.wire import peers as p
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from zerostall.agent.replication import Replication
-    from zerostall.agent.reporter import Reporter
+    from zerostall.agent.neighbourhood import Neighbourhood
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import RankFacts, Record
     from zerostall.wire.cluster import LocatedCopy
@@ -61,9 +60,9 @@ class Afar:
     name = "replica"
     where = "other nodes' memory"
 
-    def __init__(self, replication: Replication, reporter: Reporter, run: str) -> None:
-        self._replication = replication
-        self._reporter = reporter
+    def __init__(self, neighbourhood: Neighbourhood, run: str) -> None:
+        self._replication = neighbourhood.replication
+        self._whereabouts = neighbourhood.whereabouts
         self._run = run
         self._layouts: dict[str, Layout] = {}
         self._steps: dict[int, Spread] = {}
@@ -75,7 +74,7 @@ class Afar:
             SnapshotNotFoundError: the manager does not know it to be clean, or no node gives some rank's image.
             ManagerError: the manager cannot be reached.
         """
-        spread = Spread(_sources(step, self._reporter.whereis_all(self._run, step)))
+        spread = Spread(_sources(step, self._whereabouts.whereis_all(self._run, step)))
         self._describe(step, spread)
         self._steps[step] = spread
         return spread.manifest()

@@ -20,20 +20,10 @@ if TYPE_CHECKING:
 
     from zerostall.agent.client import Client
     from zerostall.agent.stowage import Stowage
+    from zerostall.agent.wish import Wish
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import Manifest, Record
     from zerostall.flow.budget import Budget
-
-
-@dataclass(slots=True)
-class Wish:
-    """What a trainer said beside a sealed image; `save` is the name that all ranks know it by."""
-
-    save: Save = NONE
-    promise: bool = False
-    replace: bool = False
-    pin: bool = False
-    aside: tuple[Past, ...] = ()
 
 
 _SPOILED_KEPT = 16

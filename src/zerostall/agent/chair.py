@@ -14,9 +14,10 @@ from zerostall.wire import nodes as n
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from zerostall.agent.berth import Berth, Wish
+    from zerostall.agent.berth import Berth
     from zerostall.agent.seat import Seat
     from zerostall.agent.verdicts import Verdicts
+    from zerostall.agent.wish import Wish
     from zerostall.core.candidates import Past
     from zerostall.core.manifest import RankFacts, Record
     from zerostall.wire import messages as m

@@ -10,8 +10,8 @@ from zerostall.wire import lockers as w
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zerostall.agent.berth import Wish
     from zerostall.agent.locker import Locker
+    from zerostall.agent.wish import Wish
     from zerostall.core.candidates import Past
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import Record

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from zerostall import native
 from zerostall.agent.afar import Afar
+from zerostall.agent.brought import TIER, Brought, whole
 from zerostall.agent.loop_call import Post, on_loop
 from zerostall.agent.pulling import TRIES
 from zerostall.core import layout as layouts
@@ -26,51 +27,23 @@ from zerostall.wire import peers as p
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from zerostall.agent.replication import Replication
-    from zerostall.agent.reporter import Reporter
+    from zerostall.agent.neighbourhood import Neighbourhood
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import Record
     from zerostall.wire.cluster import LocatedCopy
 
-TIER = "replica"
 HEIR_SECONDS = 30.0
 """So long a node that has a run and was not heard lately is waited for, until it is heard or lost."""
 _ASK_AGAIN_SECONDS = 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class Brought:
-    """An image in memory for a trainer: what it is told, the memory's descriptor, and how that is let go.
-
-    `release` is for the loop; where it is `slow`, for another thread.
-    """
-
-    answer: m.Fetched
-    fd: int
-    release: Callable[[], None]
-    slow: bool
-
-
-def whole(request: m.Fetch, segment: native.Segment, layout: Layout, record: Record) -> m.Fetched:
-    """The answer where an image was brought into a segment of its own, and was checked on the way."""
-    return m.Fetched(
-        id=request.id,
-        memory=m.Lent(0, segment.nbytes),
-        offset=0,
-        passing=True,
-        layout=layouts.encode(layout),
-        record=manifests.encode_record(record),
-        verified=True,
-    )
-
-
 class Elsewhere:
     """For the threads that look for copies and read them; what is let go is let go on the loop."""
 
-    def __init__(self, replication: Replication, reporter: Reporter, node: str, post: Post) -> None:
-        self._replication = replication
-        self._reporter = reporter
-        self._node = node
+    def __init__(self, neighbourhood: Neighbourhood, post: Post) -> None:
+        self._neighbourhood = neighbourhood
+        self._replication = neighbourhood.replication
+        self._whereabouts = neighbourhood.whereabouts
         self._post = post
         self._sources: dict[tuple[ImageId, int], list[LocatedCopy]] = {}
         self._runs: dict[tuple[str, int], OfRun] = {}
@@ -79,7 +52,7 @@ class Elsewhere:
         """On the loop."""
         known = self._runs.get((run, world))
         if known is None:
-            known = self._runs[run, world] = OfRun(self, run, world, Afar(self._replication, self._reporter, run))
+            known = self._runs[run, world] = OfRun(self, run, world, Afar(self._neighbourhood, run))
         return known
 
     def heir(self, where: str, name: str, then: Callable[[w.Inherited], None]) -> None:
@@ -91,7 +64,7 @@ class Elsewhere:
             while True:
                 asked = time.monotonic() - began
                 try:
-                    found = self._reporter.heir(where, name, asked)
+                    found = self._whereabouts.heir(where, name, asked)
                 except ZerostallError as error:
                     found = w.Inherited("", name, f"nobody can say whether it goes on with a run: {error.args[0]}")
                     break
@@ -110,7 +83,7 @@ class Elsewhere:
         image = ImageId(run, rank)
         here = {past.step: past.created for past in on_loop(self._post, lambda: self._replication.guests.images(image))}
         try:
-            located = self._reporter.whereis(run, rank)
+            located = self._whereabouts.whereis(run, rank)
             unknown = "its manager does not know whether every rank has it"
         except ManagerError as error:
             log.warning("%s: copies on other nodes are not found", error.args[0])
@@ -145,7 +118,8 @@ class Elsewhere:
             return own
         problem: ZerostallError = SnapshotNotFoundError(f"no node has step {request.step} of rank {rank} any more")
         sources = self._sources.get((image, request.step), ())
-        sources = [copy for copy in sources if copy.clean and (copy.peer.node != self._node or copy.tier == "partner")]
+        node = self._neighbourhood.node
+        sources = [copy for copy in sources if copy.clean and (copy.peer.node != node or copy.tier == "partner")]
         # A node that is gone may be among them: each is tried once before any is tried again.
         for tries in (1, TRIES):
             for copy in sources:
@@ -194,7 +168,7 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True)
 class OfRun:
-    """The copies of one run's ranks on other nodes; see `agent.fetches`."""
+    """See `brought.OtherNodes`."""
 
     elsewhere: Elsewhere
     run: str

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from zerostall import native
-from zerostall.agent.elsewhere import whole
+from zerostall.agent.brought import whole
 from zerostall.agent.shared_chunks import SharedChunks
 from zerostall.agent.step_images import StepImages
 from zerostall.core import layout as layouts
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from zerostall.agent.berth import Berth
+    from zerostall.agent.brought import OtherNodes
     from zerostall.agent.client import Client
-    from zerostall.agent.elsewhere import OfRun
     from zerostall.agent.stowage import Stowage
     from zerostall.core.manifest import Manifest
     from zerostall.flow.governor import Governor
@@ -59,7 +59,7 @@ class Fetches:
         self._governor = governor
         self._disk = disk
         self._post = post
-        self.elsewhere: OfRun | None = None  # what other nodes have, where this one belongs to a cluster
+        self.elsewhere: OtherNodes | None = None  # what other nodes have, where this one belongs to a cluster
         self._steps: list[int] = []
         self._rest: dict[int, Readable] = {}  # where images are of a step that this node has only some of
         self._shared: dict[tuple[str, int, int], SharedChunks] = {}
@@ -134,7 +134,7 @@ class Fetches:
             raise FormatError(f"no tier {tier!r}")
         return self._rest.get(step, self._disk) if tier == "host" else self._disk
 
-    def _cluster(self) -> OfRun:
+    def _cluster(self) -> OtherNodes:
         if self.elsewhere is None:
             raise SnapshotNotFoundError("this node belongs to no cluster: there are no copies on other nodes")
         return self.elsewhere
@@ -304,7 +304,7 @@ class Fetches:
 
         self._reader.submit(look)
 
-    def _from_elsewhere(self, client: Client, rank: int, request: m.Fetch, elsewhere: OfRun) -> None:
+    def _from_elsewhere(self, client: Client, rank: int, request: m.Fetch, elsewhere: OtherNodes) -> None:
         self._steps.append(request.step)
 
         def bring() -> None:

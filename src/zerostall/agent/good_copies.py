@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from zerostall import native
-    from zerostall.agent.replication import Replication
-    from zerostall.agent.reporter import Reporter
+    from zerostall.agent.neighbourhood import Neighbourhood
     from zerostall.agent.run import Run
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import Record
@@ -71,19 +70,6 @@ class GoodCopy:
     bring: Callable[[Target, int], None]
 
 
-@dataclass(slots=True)
-class Neighbourhood:
-    """What knows of other nodes.
-
-    Attributes:
-        node: this one.
-    """
-
-    node: str
-    replication: Replication
-    reporter: Reporter
-
-
 def good_copies(wanted: Wanted, neighbourhood: Neighbourhood | None) -> Iterator[GoodCopy]:
     """Nearest first; any thread. Where the manager cannot be asked, those that this node knows by itself."""
     run = wanted.run
@@ -107,7 +93,7 @@ def _of_tier(wanted: Wanted, tier: RunTier) -> GoodCopy:
 def _of_nodes(wanted: Wanted, neighbourhood: Neighbourhood) -> Iterator[GoodCopy]:
     seen: set[str] = set()
     try:
-        located = neighbourhood.reporter.whereis(wanted.image.run, wanted.image.rank)
+        located = neighbourhood.whereabouts.whereis(wanted.image.run, wanted.image.rank)
     except ManagerError as error:
         log.info("%s: only nodes are asked that are known without it", error.args[0])
         located = ()

@@ -6,8 +6,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from zerostall.agent.berth import Berth, Wish
-from zerostall.agent.holdings import copy_note, damage_notes
+from zerostall.agent.berth import Berth
+from zerostall.agent.notes import copy_note, damage_notes
+from zerostall.agent.wish import Wish
 from zerostall.core.candidates import Past
 from zerostall.core.replicas import unneeded
 from zerostall.telemetry import log

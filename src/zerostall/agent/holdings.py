@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from zerostall.agent.notes import attempt_at, attempt_stored, copy_note, damage_notes
 from zerostall.core import steps as names
-from zerostall.core.roll import NONE, Save
 from zerostall.errors import ZerostallError
 from zerostall.telemetry import log
 from zerostall.wire import cluster as w
 from zerostall.wire.messages import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from zerostall.agent.berth import Berth
     from zerostall.agent.run import Run
     from zerostall.agent.service import Service
-    from zerostall.core.manifest import Manifest, Record
+    from zerostall.core.manifest import Manifest
     from zerostall.tiers.disk import DiskTier
 
 
@@ -41,25 +41,6 @@ class Census:
     sealed_bytes: int
     stored_bytes: int
     stalls: tuple[int, ...] = ()
-
-
-def attempt_of(record: Record, save: Save) -> str:
-    """What is equal for all images that may make a snapshot together: with one rank, when it was saved."""
-    return repr(record.created) if record.world == 1 else f"{save.epoch}.{save.turn}"
-
-
-def attempt_stored(manifest: Manifest) -> str:
-    """The same of a step on disk, as far as the disk alone can tell."""
-    return repr(manifest.created) if manifest.world == 1 else f"at {manifest.created!r}"
-
-
-def attempt_at(berth: Berth, step: int) -> str:
-    """The same of an image that is sealed in a berth. ValueError where there is none."""
-    tier = berth.tier_with(step)
-    if tier is None:
-        raise ValueError(f"rank {berth.rank} has no image of step {step}")
-    wish = berth.wishes.get(step)
-    return attempt_of(tier.record_of(step), wish.save if wish else NONE)
 
 
 def take_census(service: Service, guests: tuple[w.RunNote, ...]) -> Census:
@@ -110,16 +91,6 @@ def _rank_note(berth: Berth) -> w.RankNote:
         nbytes=berth.current.layout.nbytes if berth.current else 0,
         damaged=tuple(damage_notes(berth)),
     )
-
-
-def damage_notes(berth: Berth) -> Iterator[w.DamageNote]:
-    """The images in a berth on which nobody may count."""
-    for step, reason in berth.damaged():
-        yield w.DamageNote(step, plain(reason)[:1000])
-
-
-def copy_note(record: Record, tier: str, attempt: str) -> w.CopyNote:
-    return w.CopyNote(step=record.step, attempt=attempt, tier=tier, created=record.created, nbytes=record.nbytes)
 
 
 class DiskCensus:

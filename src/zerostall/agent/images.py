@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerostall import native
-from zerostall.agent.holdings import attempt_at, attempt_stored
 from zerostall.agent.loop_call import Post, on_loop
+from zerostall.agent.notes import attempt_at, attempt_stored
+from zerostall.agent.peers import Given
 from zerostall.errors import CorruptError, SnapshotNotFoundError
 from zerostall.telemetry import log
 from zerostall.tiers.host import stride_of
@@ -17,11 +17,10 @@ from zerostall.tiers.host import stride_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from zerostall.agent.doubt import Doubt
     from zerostall.agent.guest_disk import GuestDisk
     from zerostall.agent.guests import Guests
-    from zerostall.agent.mending import Doubt
     from zerostall.agent.service import Service
-    from zerostall.core.layout import Layout
     from zerostall.core.manifest import Record
     from zerostall.core.placement import ImageId
     from zerostall.tiers.contract import Stored
@@ -37,18 +36,8 @@ Opener = Callable[[], "tuple[Stored, str, Get]"]
 """Finds out on disk what an image is: that, its attempt, and what brings its bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
-    """An image that stays where it is while it is given."""
-
-    layout: Layout
-    record: Record
-    attempt: str
-    view: Callable[[int, int], memoryview]
-
-
 class Images:
-    """Any thread."""
+    """See `peers.Source`. Any thread."""
 
     def __init__(
         self, service: Service, guests: Guests, doubt: Doubt, post: Post, guest_disk: GuestDisk | None = None

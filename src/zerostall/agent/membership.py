@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from zerostall.agent.elsewhere import Elsewhere
-from zerostall.agent.good_copies import Neighbourhood
 from zerostall.agent.holdings import take_census
+from zerostall.agent.neighbourhood import Neighbourhood
 from zerostall.agent.replication import Replication
 from zerostall.agent.reporter import Reporter
+from zerostall.agent.whereabouts import Whereabouts
 from zerostall.telemetry import log
 from zerostall.wire import token
 
@@ -40,8 +41,9 @@ class Member:
             self._replication = Replication(service, settings, secret, service.pool, service.post)
         self._reporter = Reporter(service.post, settings, secret, self._look, self._replication, service.upkeep)
         if self._replication is not None:
-            service.elsewhere = Elsewhere(self._replication, self._reporter, settings.node, service.post)
-            service.upkeep.join(Neighbourhood(settings.node, self._replication, self._reporter))
+            neighbourhood = Neighbourhood(settings.node, self._replication, Whereabouts(settings, secret))
+            service.elsewhere = Elsewhere(neighbourhood, service.post)
+            service.upkeep.join(neighbourhood)
         service.stays = True
         self._reporter.start()
 

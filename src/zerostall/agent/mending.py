@@ -32,12 +32,6 @@ if TYPE_CHECKING:
     from zerostall.core.placement import ImageId
 
 
-class Doubt(Protocol):
-    """Told that an image of a step may be damaged in memory, or on `disk`, and why one thinks so. Any thread."""
-
-    def __call__(self, image: ImageId, step: int, why: str, *, disk: bool = False) -> None: ...
-
-
 class Mendable(Wanted, Protocol):
     """An image that may be made again where it lies."""
 

@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from zerostall.agent.berth import Berth, Wish
+    from zerostall.agent.berth import Berth
     from zerostall.agent.loop_call import Post
     from zerostall.agent.run import Run
+    from zerostall.agent.wish import Wish
     from zerostall.core.candidates import Past
     from zerostall.core.manifest import Record, RunFacts
     from zerostall.tiers.contract import Image

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from zerostall import native
 from zerostall.agent.pace import Pace
@@ -22,9 +22,11 @@ from zerostall.wire.messages import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
-    from zerostall.agent.images import Given, Images
     from zerostall.agent.transport import Transport
+    from zerostall.core.layout import Layout
+    from zerostall.core.manifest import Record
 
 MOST_CONNECTIONS = 64
 PIECE = 4 << 20
@@ -46,6 +48,33 @@ class Entrance:
     enter: Callable[[socket.socket], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An image that stays where it is while it is given."""
+
+    layout: Layout
+    record: Record
+    attempt: str
+    view: Callable[[int, int], memoryview]
+
+
+class Source(Protocol):
+    """Where the images are that are given here."""
+
+    def given(
+        self, image: ImageId, step: int, created: float, chunks: Sequence[int] | None = None
+    ) -> AbstractContextManager[Given]:
+        """The image, or these chunks of it, held for as long as the block lasts.
+
+        Raises:
+            SnapshotNotFoundError: it is not here.
+        """
+        ...
+
+    def damaged(self, image: ImageId, record: Record, chunk: int) -> None:
+        """A copy that was given is not what its record says."""
+
+
 class PeerDoor:
     """Listens; each connection has a thread of its own, at most `MOST_CONNECTIONS` of them.
 
@@ -62,7 +91,7 @@ class PeerDoor:
         self,
         address: str,
         secret: str,
-        images: Images | None = None,
+        images: Source | None = None,
         pace: Pace | None = None,
         heard: Callable[[p.Offer], None] = lambda offer: None,
         entrance: Entrance | None = None,

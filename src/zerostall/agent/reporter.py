@@ -10,27 +10,23 @@ import queue
 import threading
 import time
 import uuid
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import zerostall
 from zerostall.agent.holdings import Census, DiskCensus, joined
+from zerostall.agent.whereabouts import connection
 from zerostall.errors import ManagerError, ZerostallError
 from zerostall.flow.worker import Worker
 from zerostall.telemetry import log
 from zerostall.wire import cluster as w
-from zerostall.wire.manager_link import ManagerLink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    import msgspec
 
     from zerostall.agent.loop_call import Post
     from zerostall.agent.replication import Replication
     from zerostall.agent.upkeep import Upkeep
     from zerostall.config import MemberSettings
-
-Answer = TypeVar("Answer")
 
 INTERVAL = 1.0
 _MOST_PAUSE = 5.0
@@ -57,7 +53,7 @@ class Reporter:
         self._upkeep = upkeep
         self._findings_told = 0
         self._secret = secret
-        self._link = self._connection(2.0)
+        self._link = connection(settings, secret)
         self._instance = uuid.uuid4().hex
         self._fenced = False
         self._interval = INTERVAL
@@ -85,37 +81,6 @@ class Reporter:
         """Say goodbye, if the manager is quick to hear it."""
         self._stopping.set()
         self._thread.join(2 * _LEAVE_SECONDS + 2.0)
-
-    def whereis(self, run: str, rank: int) -> tuple[w.LocatedCopy, ...]:
-        """Copies of a rank's images on other nodes, by a connection of its own: any thread.
-
-        Raises:
-            ManagerError: the manager cannot be reached.
-        """
-        return self._located(w.WhereIs(self._settings.node, run, rank))
-
-    def whereis_all(self, run: str, step: int) -> tuple[w.LocatedCopy, ...]:
-        """Copies of all ranks' images of a step, on this node, too; as `whereis`."""
-        return self._located(w.WhereIs(self._settings.node, run, 0, step, everybody=True))
-
-    def heir(self, where: str, name: str, asked: float) -> w.Inherited:
-        """Which run an empty folder goes on with; as `whereis`."""
-        return self._asked_once("heir", w.Empty(self._settings.node, where, name, asked), w.Inherited)
-
-    def _located(self, question: w.WhereIs) -> tuple[w.LocatedCopy, ...]:
-        return self._asked_once("whereis", question, w.Located).copies
-
-    def _asked_once(self, path: str, question: msgspec.Struct, kind: type[Answer]) -> Answer:
-        link = self._connection(2.0)
-        try:
-            return link.post(path, question, kind)
-        finally:
-            link.close()
-
-    def _connection(self, timeout: float) -> ManagerLink:
-        return ManagerLink(
-            self._settings.manager, self._secret, timeout=timeout, authorities=self._settings.authorities
-        )
 
     # ------------------------------------------------------------------------------------------------ the thread
 
@@ -218,7 +183,7 @@ class Reporter:
 
     def _leave(self) -> None:
         self._link.close()
-        link = self._connection(_LEAVE_SECONDS)
+        link = connection(self._settings, self._secret, _LEAVE_SECONDS)
         try:
             if self.epoch:
                 link.post("leave", w.Leave(self._settings.node, self.epoch), w.Answer)

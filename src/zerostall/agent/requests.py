@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerostall.agent.berth import Berth, Wish
 from zerostall.agent.stowage import Stowage
+from zerostall.agent.wish import Wish
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core.candidates import Past
@@ -18,9 +18,10 @@ from zerostall.wire import messages as m
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from zerostall.agent.berth import Berth
     from zerostall.agent.client import Client
+    from zerostall.agent.doubt import Doubt
     from zerostall.agent.elsewhere import Elsewhere
-    from zerostall.agent.mending import Doubt
     from zerostall.agent.run import Run
     from zerostall.agent.vaults import Vaults
     from zerostall.core.manifest import Record

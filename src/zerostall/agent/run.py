@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerostall.agent.berth import Berth, Wish
+from zerostall.agent.berth import Berth
 from zerostall.agent.cargo import cargo_of_disk, cargo_of_memory, no_cargo, tier_reports
 from zerostall.agent.carrier import Carrier
 from zerostall.agent.chair import Caller, Chair
@@ -30,6 +30,7 @@ from zerostall.wire import messages as m
 if TYPE_CHECKING:
     from zerostall import native
     from zerostall.agent.client import Client, NodeClient
+    from zerostall.agent.wish import Wish
     from zerostall.core.candidates import Past
     from zerostall.core.manifest import Manifest, Record
     from zerostall.core.roll import Save

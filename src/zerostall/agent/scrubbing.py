@@ -17,7 +17,7 @@ from zerostall.telemetry import log
 
 if TYPE_CHECKING:
     from zerostall.agent.copies import Copies, Copy
-    from zerostall.agent.mending import Doubt
+    from zerostall.agent.doubt import Doubt
     from zerostall.flow.governor import Governor
 
 _IDLE_SECONDS = 1.0

@@ -25,10 +25,11 @@ from zerostall.wire import messages as m
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zerostall.agent.berth import Berth, Wish
+    from zerostall.agent.berth import Berth
     from zerostall.agent.client import Client
     from zerostall.agent.run import Run
     from zerostall.agent.vaults import Vaults
+    from zerostall.agent.wish import Wish
     from zerostall.core.manifest import Record
 
 LINGER_SECONDS = 60.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from zerostall.agent.berth import Berth, Wish
+from zerostall.agent.wish import Wish
 from zerostall.core import backoff
 from zerostall.core.retention import Keep
 from zerostall.errors import StorageError, ZerostallError
@@ -19,6 +19,7 @@ from zerostall.telemetry import log
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
+    from zerostall.agent.berth import Berth
     from zerostall.agent.fetches import Fetches
     from zerostall.agent.folder import RunFolder
     from zerostall.agent.seat import Seat

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 from zerostall.agent.copies import Copies
 from zerostall.agent.disk_copies import DiskCopies
-from zerostall.agent.good_copies import Neighbourhood, good_copies
+from zerostall.agent.good_copies import good_copies
 from zerostall.agent.mending import Mending
 from zerostall.agent.scrubbing import Scrubbing
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
     from zerostall.agent.loop_call import Post
+    from zerostall.agent.neighbourhood import Neighbourhood
     from zerostall.agent.service import Service
     from zerostall.core.placement import ImageId
     from zerostall.flow.governor import Governor
@@ -34,7 +35,7 @@ class Upkeep:
         self.copies.guests = neighbourhood.replication.guests
 
     def doubt(self, image: ImageId, step: int, why: str, *, disk: bool = False) -> None:
-        """See `mending.Doubt`."""
+        """See `doubt.Doubt`."""
         self.mending.doubt(image, step, why, disk=disk)
 
     def close(self) -> None:
