@@ -1,9 +1,9 @@
 """Writes the golden files of the current format: `python tests/golden/make.py FOLDER`.
 
-The files under `v1/`, `v2/` and `disks/` are checked in and never change; a new format version gets a folder of its
-own. Everything in them is small enough to be checked by hand. Step 7 has one rank, every kind of small value, an alias
-and types that safetensors lacks; its chunks are of 4096 bytes, so that there are several. Step 12 has two ranks with
-half a tensor each.
+The files under `v1/`, `v2/`, `v3/` and `disks/` are checked in and never change; a new format version gets a folder of
+its own. Everything in them is small enough to be checked by hand. Step 7 has one rank, every kind of small value, an
+alias and types that safetensors lacks; its chunks are of 4096 bytes, so that there are several. Step 12 has two ranks
+with half a tensor each. Step 20, the one of version 3, has two ranks with half a tensor and one of their own each.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ TENSORS: dict[str, tuple[str, tuple[int, ...], bytes]] = {
     r"state.a\.b": ("uint8", (2,), b"\x07\x08"),
 }
 VIEW = View("model.turned", "model.weight", "float32", (3, 2), (1, 3), 0)
+OWN = {0: b"\x05", 1: b"\x06"}
 HALVES = {0: struct.pack("<2h", 1, 2), 1: struct.pack("<2h", 3, 4)}
 
 
@@ -136,6 +137,23 @@ def files() -> dict[str, bytes]:
     return made
 
 
+def own_files() -> dict[str, bytes]:
+    """Return every file of the run whose ranks have tensors of their own, by its path."""
+    made: dict[str, bytes] = {}
+    ranks = []
+    for rank, half in HALVES.items():
+        cut = Shard("model.table", "int16", (1, 2), (2, 2), (rank, 0))
+        own = Shard.whole("model.expert[=own]", "uint8", (1,))
+        part = layout.build([cut, own], [View("model.same[=own]", own.name, "uint8", (1,), (1,), 0)])
+        image = image_of(part, {cut.name: half, own.name: OWN[rank]})
+        tree = {"parts": {"model": ("module", {})}, "rng": None}
+        ranks.append((image, record_of(image, part, 20, rank, 2, layout.CHUNK, tree)))
+    add(made, part, ranks)
+    facts = RunFacts(run=RUN, name="golden", fingerprint=layout.fingerprint([part]), created=CREATED)
+    made[steps.RUN] = manifest.encode_run(facts)
+    return made
+
+
 def disk_files() -> dict[str, bytes]:
     """What tells of images on other disks; the first is in the run's folder, the second in the one that it names."""
     return {
@@ -169,7 +187,9 @@ def add(made: dict[str, bytes], shared: Layout | None, ranks: list[tuple[bytes, 
 
 
 def main(folder: Path) -> None:
-    made = files() | {f"disks/{name}": data for name, data in disk_files().items()}
+    made = {f"v2/{name}": data for name, data in files().items()}
+    made |= {f"v3/{name}": data for name, data in own_files().items()}
+    made |= {f"disks/{name}": data for name, data in disk_files().items()}
     for name, data in made.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +20,15 @@ from zerostall.core.values import TensorRef
 
 V1 = Path(__file__).parent / "v1"
 V2 = V1.with_name("v2")
+V3 = V1.with_name("v3")
 DISKS = V1.with_name("disks")
 STEP = V1 / "step-000000000007"
 
 
-def test_the_current_writer_makes_the_same_bytes():
-    found = files(V2)
-    made = make.files()
+@pytest.mark.parametrize(("folder", "make_files"), [(V2, make.files), (V3, make.own_files)], ids=["v2", "v3"])
+def test_the_current_writer_makes_the_same_bytes(folder: Path, make_files: Callable[[], dict[str, bytes]]):
+    found = files(folder)
+    made = make_files()
     assert sorted(found) == sorted(made)
     for name, data in made.items():
         assert found[name] == data, name
@@ -69,9 +72,10 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("run", [V1, V2], ids=["v1", "v2"])
-@pytest.mark.parametrize(("step", "world"), [(7, 1), (12, 2)])
-def test_every_file_vouches_for_the_next(step: int, world: int, run: Path):
+@pytest.mark.parametrize(
+    ("run", "step", "world"), [(V1, 7, 1), (V1, 12, 2), (V2, 7, 1), (V2, 12, 2), (V3, 20, 2)], ids=str
+)
+def test_every_file_vouches_for_the_next(run: Path, step: int, world: int):
     folder = run / steps.step_folder(step)
     whole = manifest.decode_manifest((folder / steps.MANIFEST).read_bytes())
     assert (whole.run, whole.step, whole.world, whole.created) == (make.RUN, step, world, make.CREATED)
@@ -157,6 +161,18 @@ def test_a_reader_with_nothing_of_ours_finds_the_boxes_of_version_2():
     assert json.loads((step / "rank-00001.json").read_bytes())["body"]["begins"] == [1]
 
 
+def test_a_reader_with_nothing_of_ours_finds_what_is_a_ranks_own():
+    step = V3 / "step-000000000020"
+    ranks = json.loads((step / "manifest.json").read_bytes())["body"]["ranks"]
+    (shape,) = {rank["layout"] for rank in ranks}  # one layout for both
+    body = json.loads((V3 / "layouts" / f"{shape}.json").read_bytes())["body"]
+    (own,) = (entry for entry in body["entries"] if entry["name"].endswith("[=own]"))
+    assert (body["version"], own["name"], own["shape"]) == (3, "model.expert[=own]", [1])
+    for rank, byte in make.OWN.items():
+        image = (step / f"rank-{rank:05d}.safetensors").read_bytes()
+        assert image[own["offset"] : own["offset"] + own["nbytes"]] == byte
+
+
 def test_safetensors_reads_the_images():
     for rank, half in make.HALVES.items():
         found = safetensors.numpy.load_file(V1 / "step-000000000012" / f"rank-{rank:05d}.safetensors")
@@ -170,6 +186,23 @@ def test_both_versions_are_put_together_from_two_ranks(run: Path):
     assert [verdict.problems for verdict in zerostall.verify(run)] == [(), ()]
     found = zerostall.load(run, 12)
     assert torch.equal(found["model"]["table"], torch.tensor([[1, 2], [3, 4]], dtype=torch.int16))
+
+
+def test_what_is_each_ranks_own_is_told_apart_by_rank():
+    torch = pytest.importorskip("torch")
+    zerostall = pytest.importorskip("zerostall", exc_type=ImportError)
+    whole_step = pytest.importorskip("zerostall.flow.whole_step", exc_type=ImportError)
+    assert [verdict.problems for verdict in zerostall.verify(V3)] == [()]
+    with whole_step.opened_step(V3, 20) as found:
+        aliases = {name: tensor.alias for name, tensor in found.tensors.items()}
+    assert aliases == {
+        "model.table": "",
+        **{f"model.expert[=rank {rank}]": "" for rank in make.OWN},
+        **{f"model.same[=rank {rank}]": f"model.expert[=rank {rank}]" for rank in make.OWN},
+    }
+    loaded = zerostall.load(V3, 20)["model"]
+    assert torch.equal(loaded["table"], torch.tensor([[1, 2], [3, 4]], dtype=torch.int16))
+    assert loaded["expert"].item() == make.OWN[0][0] and loaded["same"].data_ptr() == loaded["expert"].data_ptr()
 
 
 def test_the_whole_state_is_loaded():

@@ -21,6 +21,7 @@ from zerostall.core.cuts import Cut, held
 from zerostall.core.kinds import Kind
 from zerostall.core.layout import CHUNK, Layout, Shard
 from zerostall.core.manifest import Manifest, RankFacts, Record
+from zerostall.core.own import own_name
 from zerostall.core.partition import Offer, Row, Stand
 from zerostall.core.roll import Roll, Save
 from zerostall.core.shards import tile_name
@@ -183,6 +184,32 @@ def test_a_restore_of_16384_ranks_reads_one_layout_and_the_records_that_it_needs
         for read in reshard.reads(whole, box)
     }
     assert len(found) < 10
+
+
+def with_experts(rank: int, world: int) -> Layout:
+    """A share of 200 tensors, and 64 experts of a rank's own."""
+    boxes = [shard(f"model.w{n:03}", (4 * world, 64), (4 * rank, 0), (4, 64)) for n in range(200)]
+    own = [Shard.whole(own_name(f"model.experts.e{n:02}"), "float32", (256, 64)) for n in range(64)]
+    return layouts.build(boxes + own)
+
+
+def with_experts_read(world: int) -> Callable[[], object]:
+    """What a rank of as many finds of a step of theirs, its own experts among it."""
+    begins = [(4 * rank,) for rank in range(world)]
+    kind = Kind(with_experts(0, world), range(world), begins)
+    return lambda: pieces.gathered([kind], (world // 3,))
+
+
+def test_ranks_with_experts_of_their_own_have_one_layout() -> None:
+    first, mine = with_experts(0, MANY), with_experts(MANY - 1, MANY)
+    assert first.digest == mine.digest
+    assert len(layouts.encode(mine)) < 35_000  # and not as much for each of 16 384
+    assert growth(with_experts_read, 512, 4096) < 0.05
+    experts = with_experts_read(MANY)()
+    assert isinstance(experts, pieces.Pieces)
+    assert len(experts.wholes) == 264
+    own = experts.wholes[f"model.experts.e07[=rank {MANY // 3}]"]
+    assert [piece.rank for piece in own.pieces] == [MANY // 3]
 
 
 class Run:

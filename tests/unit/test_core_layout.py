@@ -226,6 +226,18 @@ def test_ranks_that_are_cut_alike_have_one_layout_and_begins_of_their_own():
         layout.decode(layout.encode(layout.build([SHARDS[0]])), (0,))
 
 
+def test_what_contradicts_itself_about_a_ranks_own_is_refused():
+    own = Shard.whole("m.x[=own]", "int8", (4,))
+    data = layout.encode(layout.build([own], [View("m.y[=own]", own.name, "int8", (4,), (1,), 0)]))
+    assert layout.decode(data).version == 3
+    body = json.loads(data)["body"]
+    (entry,), (view,) = body["entries"], body["views"]
+    with pytest.raises(FormatError, match="a rank's own, and yet a part"):
+        layout.decode(resealed(data, entries=[entry | {"global_shape": [8], "begins": [0]}]), (4,))
+    with pytest.raises(FormatError, match="one of them is a rank's own"):
+        layout.decode(resealed(data, views=[view | {"name": "m.y"}]))
+
+
 def test_a_newer_version_says_so():
     with pytest.raises(VersionError, match="999"):
         layout.decode(resealed(GOOD, version=999))

@@ -20,6 +20,7 @@ from zerostall.core import begins as at
 from zerostall.core import safetensors
 from zerostall.core.dtypes import DTYPES
 from zerostall.core.envelope import FIRST, seal, unseal
+from zerostall.core.own import is_own, own_problems
 from zerostall.core.quoting import quote
 from zerostall.core.safetensors import ALIGN, MAX_BYTES, MAX_HEADER
 from zerostall.core.shards import Entry, Shard, View, place_problems, shard_problems, untiled, view_problems
@@ -51,6 +52,9 @@ MAX_FILE = 1 << 30
 
 SECOND = 2
 """The format version in which layouts say which boxes begin alike, and not where; of tensors that are cut alone."""
+
+THIRD = 3
+"""The format version in which layouts say of tensors that they are their rank's own, and not which rank's."""
 
 _NO_DIGEST = "0" * 64
 _LISTED = 20
@@ -116,7 +120,7 @@ def build(shards: Iterable[Shard], views: Iterable[View] = ()) -> Layout:
     boxes = sorted(shards, key=_order)
     named = tuple(sorted(views, key=lambda view: view.name))
     # Views are only looked at where all boxes are sound.
-    problems = list(shard_problems(boxes)) or list(view_problems(named, boxes))
+    problems = list(shard_problems(boxes)) or list(view_problems(named, boxes)) or list(own_problems(boxes, named))
     if problems:
         _refuse(problems)
     sizes = [math.prod(box.shape) * DTYPES[box.dtype].itemsize for box in boxes]
@@ -132,10 +136,10 @@ def build(shards: Iterable[Shard], views: Iterable[View] = ()) -> Layout:
         entries.append(Entry(box.name, box.dtype, shape, whole, start, offset, size))
         offset += size
     numbers, begins = at.numbered(entries)
-    version = SECOND if begins else FIRST
+    version = THIRD if any(is_own(entry.name) for entry in entries) else SECOND if begins else FIRST
     digest = hashlib.sha256(_body(version, entries, numbers, named, nbytes)).hexdigest()
     header = safetensors.join(_metadata(digest, version), slots)
-    return Layout(tuple(entries), named, header, nbytes, digest, begins, numbers if begins else (), version)
+    return Layout(tuple(entries), named, header, nbytes, digest, begins, numbers if version > FIRST else (), version)
 
 
 def encode(layout: Layout) -> bytes:
@@ -149,7 +153,7 @@ def decode(data: bytes, begins: Sequence[int] = (), *, source: str = "layout") -
     `source` is what messages call it. CorruptError where it is damaged, VersionError where it is of a newer
     format, FormatError where it contradicts itself or its boxes need other begins.
     """
-    body, digest = unseal(data, _BODY, source=source, limit=MAX_FILE, newest=SECOND)
+    body, digest = unseal(data, _BODY, source=source, limit=MAX_FILE, newest=THIRD)
     numbers = () if body.version == FIRST else tuple(row.begins for row in body.entries)
     if problem := next(_number_problems(body.entries, numbers), None):
         raise FormatError(f"{source}: {problem}")
@@ -161,6 +165,8 @@ def decode(data: bytes, begins: Sequence[int] = (), *, source: str = "layout") -
     views = tuple(body.views)
     # Later checks stand on earlier ones; each is only asked once those before it found nothing.
     problems = chain(shard_problems(entries), place_problems(entries, body.nbytes), view_problems(views, entries))
+    if body.version >= THIRD:
+        problems = chain(problems, own_problems(entries, views))
     if problem := next(problems, None):
         raise FormatError(f"{source}: {problem}")
     slots = _slots(entries, [entry.nbytes for entry in entries])

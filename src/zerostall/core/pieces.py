@@ -1,14 +1,13 @@
 """A step as a whole: the tensors that all ranks' images hold together, and which image holds which box of each.
 
 Of several boxes of one tensor in one image the first has the tensor's name, the others have `[=box <number>]` behind
-it. What belongs to one rank alone, while data of that name on other ranks is other data, has `[=rank <number>]`.
+it. What belongs to one rank alone, while data of that name on other ranks is other data, is told apart in `core.own`.
 """
 
 from __future__ import annotations
 
 import bisect
 import functools
-import re
 from itertools import repeat
 from typing import TYPE_CHECKING
 
@@ -18,29 +17,19 @@ from zerostall.core.begins import start_of
 from zerostall.core.boxes import Box, tiling_problem
 from zerostall.core.contents import is_whole_view
 from zerostall.core.kinds import kinds
+from zerostall.core.layout import THIRD
+from zerostall.core.own import is_own, named_for
 from zerostall.core.shards import View, untiled
 from zerostall.errors import CorruptError, FormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from zerostall.core.kinds import Kind
     from zerostall.core.layout import Layout
     from zerostall.core.shards import Entry
 
 _FEW = 8
-_RANK = re.compile(r"\[=rank ([0-9]+)\]\Z")
-
-
-def local_name(name: str, rank: int) -> str:
-    """Return what a tensor is called that belongs to one rank alone."""
-    return f"{name}[=rank {rank}]"
-
-
-def owner(name: str) -> tuple[str, int | None]:
-    """Return the user's name of a tensor, and the rank that it belongs to alone, if it does."""
-    match = _RANK.search(name) if name.endswith("]") else None
-    return (name[: match.start()], int(match[1])) if match else (name, None)
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):
@@ -73,6 +62,14 @@ class Whole:
             # Where two ranks have stored the very same, one is enough.
             box = Box(entry.start, entry.shape)
             self._same.setdefault(box, Piece(kind.ranks[0], entry.offset, entry.nbytes, box))
+
+    @classmethod
+    def of(cls, rank: int, name: str, entry: Entry) -> Whole:
+        """A tensor of which that entry of one rank is all."""
+        made = cls(name, entry.dtype, entry.global_shape)
+        box = Box(entry.start, entry.shape)
+        made._same[box] = Piece(rank, entry.offset, entry.nbytes, box)
+        return made
 
     @functools.cached_property
     def pieces(self) -> tuple[Piece, ...]:
@@ -155,14 +152,25 @@ def gather(layouts: Sequence[Layout | None]) -> Pieces:
     return gathered(kinds((rank, layout) for rank, layout in enumerate(layouts) if layout is not None))
 
 
-def gathered(found: Iterable[Kind]) -> Pieces:
-    """As `gather`, of ranks sorted by their layouts. Linear in the layouts' entries, whatever the number of ranks."""
+def gathered(found: Iterable[Kind], owners: Collection[int] | None = None) -> Pieces:
+    """As `gather`, of ranks sorted by their layouts. Linear in the layouts' entries, whatever the number of ranks.
+
+    Args:
+        owners: of these ranks what is their own is taken in, None for all of them.
+    """
     wholes: dict[str, Whole] = {}
     views: dict[str, View] = {}
     told: dict[str, int] = {}
     for kind in found:
         layout = kind.layout
+        marked = layout.version >= THIRD
+        mine = [rank for rank in kind.ranks if owners is None or rank in owners] if marked else []
         for entry, numbers in zip(layout.entries, layout.numbers or repeat(()), strict=False):
+            if marked and is_own(entry.name):
+                for rank in mine:
+                    name = named_for(entry.name, rank)
+                    wholes[name] = Whole.of(rank, name, entry)
+                continue
             name = untiled(entry.name)
             whole = wholes.get(name)
             if whole is None:
@@ -175,14 +183,19 @@ def gathered(found: Iterable[Kind]) -> Pieces:
                 )
             whole.add(kind, entry, numbers)
         if layout.views:
-            _take_views(layout, views)
+            _take_views(layout, views, mine)
     return Pieces(wholes, views)
 
 
-def _take_views(layout: Layout, views: dict[str, View]) -> None:
+def _take_views(layout: Layout, views: dict[str, View], owners: Sequence[int]) -> None:
     bases = {entry.name: entry for entry in layout.entries}
     for view in layout.views:
         base = bases[view.base]
+        if layout.version >= THIRD and is_own(view.name):
+            for rank in owners:
+                name = named_for(view.name, rank)
+                views[name] = _global_view(name, named_for(view.base, rank), view, base)
+            continue
         name, of = untiled(view.name), untiled(view.base)
         views.setdefault(name, _global_view(name, of, view, base))
 

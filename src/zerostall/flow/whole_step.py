@@ -15,7 +15,8 @@ from zerostall.core.contents import DISTINCT, natural
 from zerostall.core.dtypes import DTYPES
 from zerostall.core.layout import Shard, View
 from zerostall.core.mosaic import Tile, row_major
-from zerostall.core.pieces import gather, local_name
+from zerostall.core.own import local_name
+from zerostall.core.pieces import gather
 from zerostall.flow.catalog import opened_run
 from zerostall.flow.checked_images import CheckedImage, CheckedImages
 from zerostall.flow.image_reader import buffer

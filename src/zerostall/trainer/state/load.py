@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 import torch
 
-from zerostall.core import names, pieces
+from zerostall.core import names
+from zerostall.core.own import owner
 from zerostall.trainer.state import refs, stored_step, tensors, writes
 from zerostall.trainer.state.aliasing import DISTINCT
 from zerostall.trainer.state.parts.optimizer_record import OptimizerRecord
@@ -90,14 +91,14 @@ def _of_ranks(stored: Stored, ranks: Sequence[Stored]) -> StoredState:
     views: list[View] = []
     others = 0
     for entry in stored.layout.entries:
-        bare, owner = pieces.owner(entry.name)
-        others += bool(owner)
-        if not owner:
+        bare, rank = owner(entry.name)
+        others += bool(rank)
+        if not rank:
             entries.append(msgspec.structs.replace(entry, name=bare))
     for view in stored.layout.views:
-        bare, owner = pieces.owner(view.name)
-        if not owner:
-            views.append(msgspec.structs.replace(view, name=bare, base=pieces.owner(view.base)[0]))
+        bare, rank = owner(view.name)
+        if not rank:
+            views.append(msgspec.structs.replace(view, name=bare, base=owner(view.base)[0]))
     if others:
         _log.warning("%d tensors are the own ones of ranks other than 0 (RankLocal) and are not loaded", others)
     layout = msgspec.structs.replace(stored.layout, entries=tuple(entries), views=tuple(views))

@@ -183,7 +183,7 @@ class State:
                 walk = self._walk(self._roots, fresh=frozenset(self._fresh))
                 walk.raise_problems()
                 world = self._world
-                found = surveying.look(walk, rank=world.rank, size=world.size, user_guards=self._user_guards)
+                found = surveying.look(walk, size=world.size, user_guards=self._user_guards)
                 surveying.insist_on_shapes(found, self._expected)
             try:
                 # Whatever the walk let pass must be encodable, and is so before the first save counts on it.

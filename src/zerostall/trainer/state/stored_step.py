@@ -14,6 +14,7 @@ from zerostall.core import leaves, pieces
 from zerostall.core.dtypes import DTYPES
 from zerostall.core.kinds import kinds
 from zerostall.core.layout import Layout, View
+from zerostall.core.own import owner
 from zerostall.core.shards import Entry
 from zerostall.trainer.state import refs
 from zerostall.trainer.state.stored import StoredPart, StoredState, read_values
@@ -74,15 +75,17 @@ def read(images: Images, rank: int, size: int) -> StoredStep:
 
     FormatError where the ranks' images contradict each other. Whether every part is there is not looked at yet.
     """
-    found = pieces.gathered(images.kinds)
     mine = size == images.world
+    # Where nothing of it can be taken over, one rank of each kind tells the names.
+    owners = (rank,) if mine else {kind.ranks[0] for kind in images.kinds}
+    found = pieces.gathered(images.kinds, owners)
     names: dict[str, str] = {}
     refused: dict[str, str] = {}
     for name in [*found.wholes, *found.views]:
-        bare, owner = pieces.owner(name)
-        if owner is None:
+        bare, whose = owner(name)
+        if whose is None:
             names[name] = name
-        elif mine and owner == rank:
+        elif mine and whose == rank:
             names[name] = bare
         elif not mine:
             refused[bare] = f"is each rank's own (RankLocal), saved by {images.world} ranks; {size} cannot take it over"

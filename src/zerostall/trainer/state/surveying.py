@@ -10,9 +10,9 @@ import msgspec
 
 from zerostall import native
 from zerostall.core import layout as layouts
-from zerostall.core import pieces
 from zerostall.core.boxes import Box
 from zerostall.core.layout import Shard, View
+from zerostall.core.own import bare, is_own, own_name
 from zerostall.core.partition import Row
 from zerostall.core.shards import tile_name
 from zerostall.errors import StateError
@@ -131,7 +131,7 @@ class Found:
         return self.walk.parts
 
 
-def look(walk: Walk, *, rank: int, size: int, user_guards: bool) -> Found:
+def look(walk: Walk, *, size: int, user_guards: bool) -> Found:
     """Find what is to be stored of what a walk found, on this rank."""
     _refuse_twins(walk.leaves)
     found = Found(walk)
@@ -139,7 +139,7 @@ def look(walk: Walk, *, rank: int, size: int, user_guards: bool) -> Found:
     for leaf in walk.leaves:
         local = leaf.local and size > 1
         if local:
-            leaf = msgspec.structs.replace(leaf, name=pieces.local_name(leaf.name, rank))
+            leaf = msgspec.structs.replace(leaf, name=own_name(leaf.name))
         groups.setdefault((local, tensors.is_distributed(leaf.holder)), []).append(leaf)
     for (_, distributed), leaves in groups.items():
         if distributed:
@@ -189,7 +189,7 @@ def _guard(found: Found, *, user_guards: bool) -> None:
         # The same elements under a second name are as safe as under the first.
         shape = tuple(leaf.holder.shape)
         names = [leaf.name, *(view.name for view in found.views.get(name, ()) if view.shape == shape)]
-        if any(pieces.owner(other)[0] in safe for other in names) and name == leaf.name:
+        if any(bare(other) in safe for other in names) and name == leaf.name:
             found.guarded.add(name)
 
 
@@ -279,7 +279,7 @@ def _dealt(found: Found, dealing: Dealing) -> _Boxes:
     for name, holder in found.holders.items():
         leaf = found.stored[name]
         shape = tuple(holder.shape)
-        if pieces.owner(name.removesuffix(DISTINCT))[1] is not None:
+        if is_own(name):
             whole = Box.whole(shape)
             boxes.append((name, shape, ((whole, whole),)))
             continue
