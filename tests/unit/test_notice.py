@@ -12,7 +12,7 @@ from hand import wait_until
 from images import make_layout
 from zerostall import native
 from zerostall.agent.berth import Berth
-from zerostall.agent.service import Service
+from zerostall.agent.runs import Runs
 from zerostall.core import bandwidth
 from zerostall.core.bandwidth import MOST_WRITE_YIELD_SECONDS, MOST_YIELD_SECONDS, Traffic
 from zerostall.flow.budget import Budget
@@ -40,11 +40,11 @@ def test_a_trainers_word_is_heard_until_it_is_gone() -> None:
     assert said is not None
     agent = cast("Any", SimpleNamespace(_runs={"run": SimpleNamespace(berths={0: berth})}))
     said.say(busy=True)
-    assert Service._captures(agent) == 0  # nobody is attached: it was left behind by one that was killed
+    assert Runs.capturing(agent) == 0  # nobody is attached: it was left behind by one that was killed
     berth.client = cast("Any", object())
-    assert Service._captures(agent) == 1
+    assert Runs.capturing(agent) == 1
     said.say(busy=False)
-    assert Service._captures(agent) == 0
+    assert Runs.capturing(agent) == 0
     said.say(busy=True)
     berth.take_back()
     assert not said.busy

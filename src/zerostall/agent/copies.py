@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from zerostall.agent.berth import Berth
     from zerostall.agent.guests import Guests
     from zerostall.agent.run import Run
-    from zerostall.agent.service import Service
+    from zerostall.agent.runs import Runs
     from zerostall.core.manifest import Record
     from zerostall.tiers.host import HostTier
 
@@ -87,9 +87,9 @@ class Copies:
         guests: images of other nodes, where this one belongs to a cluster.
     """
 
-    def __init__(self, service: Service, post: Post) -> None:
+    def __init__(self, runs: Runs, post: Post) -> None:
         self.guests: Guests | None = None
-        self._service = service
+        self._runs = runs
         self._post = post
 
     def of(self, image: ImageId, step: int) -> list[Copy]:
@@ -160,7 +160,7 @@ class Copies:
         )
 
     def _berths(self) -> Iterator[list[Copy]]:
-        for run in self._service.runs.values():
+        for run in self._runs:
             for rank, berth in run.berths.items():
                 yield _sealed(self, ImageId(run.folder.facts.run, rank), berth, "host", run)
         if self.guests is not None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from zerostall.agent.copies import Copies
     from zerostall.agent.run import Run
-    from zerostall.agent.service import Service
+    from zerostall.agent.runs import Runs
     from zerostall.core.manifest import Record
     from zerostall.core.placement import ImageId
     from zerostall.tiers.contract import Stored
@@ -105,15 +105,15 @@ class DiskCopy:
 class DiskCopies:
     """Any thread."""
 
-    def __init__(self, service: Service, copies: Copies, post: Post) -> None:
-        self._service = service
+    def __init__(self, runs: Runs, copies: Copies, post: Post) -> None:
+        self._runs = runs
         self._copies = copies
         self._post = post
         self._marks: dict[tuple[ImageId, float], str] = {}
 
     def of(self, image: ImageId, step: int) -> list[DiskCopy]:
         """That of one image, where this agent holds the folder. CorruptError where its record is damaged, too."""
-        runs = on_loop(self._post, lambda: [run for run in self._service.runs.values() if self._mine(run, image)])
+        runs = on_loop(self._post, lambda: [run for run in self._runs if self._mine(run, image)])
         return [DiskCopy(image, run.folder.disk.open(step, image.rank), run, self._marks) for run in runs]
 
     def in_memory(self, wanted: DiskCopy) -> Iterator[GoodCopy]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from zerostall.agent.berth import Berth
     from zerostall.agent.run import Run
-    from zerostall.agent.service import Service
+    from zerostall.agent.runs import Runs
     from zerostall.core.manifest import Manifest
     from zerostall.tiers.disk import DiskTier
 
@@ -43,24 +43,24 @@ class Census:
     stalls: tuple[int, ...] = ()
 
 
-def take_census(service: Service, guests: tuple[w.RunNote, ...]) -> Census:
+def take_census(runs: Runs, guests: tuple[w.RunNote, ...]) -> Census:
     """What the node holds in memory now, its own and its guests. On the loop's thread; reads no file."""
-    runs = [run for run in service.runs.values() if run.berths]
+    trained = [run for run in runs if run.berths]
     return Census(
-        runs=tuple(_run_note(run) for run in runs),
+        runs=tuple(_run_note(run) for run in trained),
         guests=guests,
         attempts={
             (run.folder.facts.run, copy.step, copy.created): attempt_at(berth, copy.step)
-            for run in runs
+            for run in trained
             for berth in run.berths.values()
             for copy in berth.clean_copies()
         },
-        disks=tuple((run.folder.facts.run, run.folder.disk) for run in runs),
-        host_bytes=service.budget.lent,
-        host_budget=service.budget.limit,
-        sealed_bytes=sum(run.tally.sealed_bytes for run in runs),
-        stored_bytes=sum(run.tally.stored_bytes for run in runs),
-        stalls=tuple(map(sum, zip(*(run.tally.stalls for run in runs), strict=True))),
+        disks=tuple((run.folder.facts.run, run.folder.disk) for run in trained),
+        host_bytes=runs.budget.lent,
+        host_budget=runs.budget.limit,
+        sealed_bytes=sum(run.tally.sealed_bytes for run in trained),
+        stored_bytes=sum(run.tally.stored_bytes for run in trained),
+        stalls=tuple(map(sum, zip(*(run.tally.stalls for run in trained), strict=True))),
     )
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from zerostall.agent.doubt import Doubt
     from zerostall.agent.guest_disk import GuestDisk
     from zerostall.agent.guests import Guests
-    from zerostall.agent.service import Service
+    from zerostall.agent.runs import Runs
     from zerostall.core.manifest import Record
     from zerostall.core.placement import ImageId
     from zerostall.tiers.contract import Stored
@@ -40,9 +40,9 @@ class Images:
     """See `peers.Source`. Any thread."""
 
     def __init__(
-        self, service: Service, guests: Guests, doubt: Doubt, post: Post, guest_disk: GuestDisk | None = None
+        self, runs: Runs, guests: Guests, doubt: Doubt, post: Post, guest_disk: GuestDisk | None = None
     ) -> None:
-        self._service = service
+        self._runs = runs
         self._guests = guests
         self._guest_disk = guest_disk
         self._doubt = doubt
@@ -79,7 +79,7 @@ class Images:
     def _hold(self, image: ImageId, step: int, created: float) -> tuple[Given, Callable[[], None]] | Opener:
         """On the loop: hold the image in memory; where it is not there, what opens it on disk."""
         disk: DiskTier | None = None
-        for run in self._service.runs.values():
+        for run in self._runs:
             if run.folder.facts.run != image.run:
                 continue
             disk = run.folder.disk

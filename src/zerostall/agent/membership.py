@@ -38,7 +38,7 @@ class Member:
         self._service = service
         self._replication: Replication | None = None
         if settings.peer:
-            self._replication = Replication(service, settings, secret, service.pool, service.post)
+            self._replication = Replication(service.runs, settings, secret, service.upkeep.doubt, service.post)
         self._reporter = Reporter(service.post, settings, secret, self._look, self._replication, service.upkeep)
         if self._replication is not None:
             neighbourhood = Neighbourhood(settings.node, self._replication, Whereabouts(settings, secret))
@@ -56,7 +56,7 @@ class Member:
 
     def _look(self) -> Census:
         """On the loop."""
-        return take_census(self._service, self._replication.notes() if self._replication else ())
+        return take_census(self._service.runs, self._replication.notes() if self._replication else ())
 
 
 def join(service: Service, settings: MemberSettings | None) -> Membership:

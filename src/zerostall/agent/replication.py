@@ -34,9 +34,9 @@ from zerostall.wire.messages import plain
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from zerostall import native
     from zerostall.agent.berth import Berth
-    from zerostall.agent.service import Service
+    from zerostall.agent.doubt import Doubt
+    from zerostall.agent.runs import Runs
     from zerostall.config import MemberSettings
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import Record
@@ -62,16 +62,16 @@ class Want:
 class Replication:
     """Raises (on construction): CapabilityError when the node cannot listen for others, or has no such transport."""
 
-    def __init__(self, service: Service, settings: MemberSettings, secret: str, pool: native.Pool, post: Post) -> None:
-        self.guests = Guests(Budget(settings.replica_budget), pool)
+    def __init__(self, runs: Runs, settings: MemberSettings, secret: str, doubt: Doubt, post: Post) -> None:
+        self.guests = Guests(Budget(settings.replica_budget), runs.pool)
         folder = settings.replica_disk
-        self.guest_disk = GuestDisk(folder, pool, self.guests, post) if folder is not None else None
-        self.images = Images(service, self.guests, service.upkeep.doubt, post, self.guest_disk)
+        self.guest_disk = GuestDisk(folder, runs.pool, self.guests, post) if folder is not None else None
+        self.images = Images(runs, self.guests, doubt, post, self.guest_disk)
         self.received = 0
         self._transport = open_transport(settings.transport, settings.node, settings.peer)
         self.pace = Pace(settings.replica_rate, meter_of(self._transport, settings.peer))
         self.door = PeerDoor(settings.peer, secret, self.images, self.pace, self._heard, transport=self._transport)
-        self._service = service
+        self._runs = runs
         self._node = settings.node
         self._secret = secret
         self._post = post
@@ -161,7 +161,7 @@ class Replication:
         An older image goes when a newer one needs its place. So where the newest is gone, it was worth nothing.
         """
         offers: list[tuple[str, p.Offer]] = []
-        for run in self._service.runs.values():
+        for run in self._runs:
             for rank, berth in run.berths.items():
                 image = ImageId(run.folder.facts.run, rank)
                 sealed = {

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 import zerostall
-from zerostall import native
 from zerostall.agent.client import Client, NodeClient
 from zerostall.agent.requests import Requests
-from zerostall.agent.run import Run
+from zerostall.agent.runs import Runs
 from zerostall.agent.upkeep import Upkeep
 from zerostall.agent.vaults import Vaults
 from zerostall.core.placement import ImageId
@@ -30,22 +29,21 @@ from zerostall.errors import (
     ZerostallError,
 )
 from zerostall.flow.budget import Budget
-from zerostall.flow.governor import Governor
 from zerostall.telemetry import log
 from zerostall.tiers.urls import is_url
 from zerostall.wire import messages as m
 from zerostall.wire.channel import Channel, ClosedError, drop, peer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from zerostall.agent.berth import Berth
     from zerostall.agent.door import Door
     from zerostall.agent.elsewhere import Elsewhere
+    from zerostall.agent.run import Run
     from zerostall.config import AgentSettings
     from zerostall.wire import cluster as w
 
-DISK_THREADS = 4
 _DOOR_SECONDS = 1.0
 
 
@@ -58,34 +56,18 @@ class Service:
         self._listener = door.listener
         self._selector = selectors.DefaultSelector()
         self._clients: dict[Client, tuple[Run, Berth] | None] = {}
-        self._runs: dict[Path, Run] = {}
-        self._budget = Budget(settings.host_budget)
         self._vaults = Vaults(self.post, settings.vault_budget)
-        self._pool = native.Pool("disk", DISK_THREADS)
-        self._governor = Governor(self._vaults.drains, self._captures)
+        self.runs = Runs(Budget(settings.host_budget), self._vaults.drains, self.post, self._watch)
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._started = time.monotonic()
         self._last_use = self._started
         self._looked = self._started
         self._leaving = False
-        self.upkeep = Upkeep(self, self._governor, settings.scrub_rate, self.post)
-        self._requests = Requests(self._vaults, self._reclaim, lambda: self.elsewhere, self.upkeep.doubt)
+        self.upkeep = Upkeep(self.runs, settings.scrub_rate, self.post)
+        self._requests = Requests(self._vaults, self.runs.reclaim, lambda: self.elsewhere, self.upkeep.doubt)
         self.stays = False  # also when nobody trains: the cluster counts on this node
         self.elsewhere: Elsewhere | None = None
-
-    @property
-    def runs(self) -> Mapping[Path, Run]:
-        """For whoever is called on the loop's thread."""
-        return self._runs
-
-    @property
-    def pool(self) -> native.Pool:
-        return self._pool
-
-    @property
-    def budget(self) -> Budget:
-        return self._budget
 
     # ------------------------------------------------------------------------------------------------- the loop
 
@@ -101,8 +83,7 @@ class Service:
                     key.data()
             while self._inbox:
                 self._inbox.popleft()()
-            for run in self._runs.values():
-                run.advance()
+            self.runs.advance()
             self._sweep()
             self._mind_the_door()
             self._leaving = self._leaving or self._idle_too_long()
@@ -120,8 +101,9 @@ class Service:
         os.eventfd_write(self._wake, 1)
 
     def _patience(self) -> float:
-        retries = [wait for run in self._runs.values() if (wait := run.retry_in()) is not None]
-        return min([*retries, max(0.05, min(_DOOR_SECONDS, self._settings.idle_seconds / 4))])
+        longest = max(0.05, min(_DOOR_SECONDS, self._settings.idle_seconds / 4))
+        retry = self.runs.retry_in()
+        return longest if retry is None else min(retry, longest)
 
     def _woken(self) -> None:
         os.eventfd_read(self._wake)
@@ -215,11 +197,7 @@ class Service:
             self._part(client)
 
     def _idle_too_long(self) -> bool:
-        busy = (
-            self.stays
-            or any(not isinstance(client, NodeClient) for client in self._clients)
-            or any(run.busy() and run.retry_in() is None for run in self._runs.values())
-        )
+        busy = self.stays or any(not isinstance(client, NodeClient) for client in self._clients) or self.runs.busy()
         if busy:
             self._last_use = time.monotonic()
             return False
@@ -230,10 +208,8 @@ class Service:
         self.upkeep.close()
         for client in self._clients:
             client.channel.close()
-        for run in self._runs.values():
-            run.close()
+        self.runs.close()
         self._vaults.close()
-        self._pool.close()
         self._selector.close()
         os.close(self._wake)
 
@@ -262,11 +238,10 @@ class Service:
                 hint="stop the old agent with `zerostall agent stop`",
             )
         where, url = self._place(hello)
-        run = self._runs.get(where)
+        run = self.runs.at(where)
         if run is None:
-            run = Run(where, hello.world, self._budget, self._pool, self.post, self._governor, url, self._watch)
+            run = self.runs.open(where, hello.world, url)
             run.trickle.refused = self._refused(run)
-            self._runs[where] = run
         if self.elsewhere is not None and not url and hello.nodes is None and run.folder.blank():
             self.elsewhere.heir(
                 m.plain(str(where))[-1000:], hello.run or "", lambda found: self._inherited(client, run, hello, found)
@@ -295,11 +270,6 @@ class Service:
             self._welcome(client, run, hello)
         else:
             carrier.meet(lambda error: self._met(client, run, hello, error))
-
-    def _captures(self) -> int:
-        """How many trainers here are being read from just now. Any thread."""
-        berths = (berth for run in list(self._runs.values()) for berth in list(run.berths.values()))
-        return sum(berth.capturing() for berth in berths)
 
     def _place(self, hello: m.Hello) -> tuple[Path, str]:
         """The folder that a run is known by, and the URL that is its own where it has no disk."""
@@ -369,27 +339,15 @@ class Service:
         client.send(m.Done(id=request.id))
         self._leaving = True
 
-    def _reclaim(self) -> bool:
-        """Take back the memory of berths whose trainer is gone and whose images are on disk; True if there was some."""
-        freed = 0
-        for run in self._runs.values():
-            if run.attached() or run.busy() or any(berth.reading() for berth in run.berths.values()):
-                continue
-            for rank in list(run.berths):
-                freed += run.berths.pop(rank).close()
-        if freed:
-            log.info("%d bytes of memory of runs without a trainer were taken back", freed)
-        return freed > 0
-
     def _report(self, request: int) -> m.Report:
-        ranks = [run.report(berth) for run in self._runs.values() for berth in run.berths.values()]
+        ranks = [run.report(berth) for run in self.runs for berth in run.berths.values()]
         return m.Report(
             id=request,
             pid=os.getpid(),
             version=zerostall.__version__,
             uptime=time.monotonic() - self._started,
-            host_bytes=self._budget.lent,
-            host_budget=self._budget.limit,
+            host_bytes=self.runs.budget.lent,
+            host_budget=self.runs.budget.limit,
             ranks=tuple(ranks),
             fallbacks=m.Fallback.all(),
             upkeep=self.upkeep.report(),

@@ -14,20 +14,19 @@ from zerostall.wire import messages as m
 if TYPE_CHECKING:
     from zerostall.agent.loop_call import Post
     from zerostall.agent.neighbourhood import Neighbourhood
-    from zerostall.agent.service import Service
+    from zerostall.agent.runs import Runs
     from zerostall.core.placement import ImageId
-    from zerostall.flow.governor import Governor
 
 
 class Upkeep:
     """One an agent."""
 
-    def __init__(self, service: Service, governor: Governor, rate: int, post: Post) -> None:
-        self.copies = Copies(service, post)
+    def __init__(self, runs: Runs, rate: int, post: Post) -> None:
+        self.copies = Copies(runs, post)
         self._neighbourhood: Neighbourhood | None = None
-        disks = DiskCopies(service, self.copies, post)
+        disks = DiskCopies(runs, self.copies, post)
         self.mending = Mending(self.copies, disks, lambda wanted: good_copies(wanted, self._neighbourhood), post)
-        self.scrubbing = Scrubbing(self.copies, governor, self.mending.doubt, rate)
+        self.scrubbing = Scrubbing(self.copies, runs.governor, self.mending.doubt, rate)
 
     def join(self, neighbourhood: Neighbourhood) -> None:
         """Other nodes have copies, and some of theirs are here."""
