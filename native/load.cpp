@@ -1,6 +1,7 @@
 #include "load.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "crc32c.hpp"
 #include "error.hpp"
@@ -44,12 +45,20 @@ void Load::check(const Pool& pool, const Order& order) {
       throw Error(Kind::capability, "target " + std::to_string(k) + " is strided and on a device");
     }
   }
+  if (!order.held) return;
+  const std::vector<uint64_t>& chunks = order.held->chunks;
+  for (size_t k = 0; k < chunks.size(); ++k)
+    if (chunks[k] >= order.plan->chunks() || (k > 0 && chunks[k] <= chunks[k - 1]))
+      usage("chunks that are held must rise and be in the plan, unlike chunk " + std::to_string(chunks[k]));
 }
 
 std::vector<Load::Stretch> Load::cut(const Order& order, const Checks& checks) {
   std::vector<Stretch> stretches;
   const Plan& plan = *order.plan;
   const auto blocks_in_chunk = (plan.chunk_bytes() + Checks::kBlock - 1) / Checks::kBlock;
+  const auto held = [&](uint64_t chunk) {
+    return order.held && std::binary_search(order.held->chunks.begin(), order.held->chunks.end(), chunk);
+  };
   size_t first = 0;
   for (uint64_t chunk = 0; chunk < plan.chunks(); ++chunk) {
     const auto reaches = [&](size_t k, uint64_t offset) {
@@ -66,7 +75,7 @@ std::vector<Load::Stretch> Load::cut(const Order& order, const Checks& checks) {
       while (from < order.pieces.size() && !reaches(from, block.offset)) ++from;
       size_t last = from;
       while (last < order.pieces.size() && plan.offset(order.pieces[last]) < end) ++last;
-      Stretch stretch{index, block.offset, end, from, last};
+      Stretch stretch{index, block.offset, end, from, last, held(chunk)};
       if (!checks.checking()) {  // no more than what is wanted, by whole pages
         if (from == last) continue;
         const uint64_t begin = plan.offset(order.pieces[from]);
@@ -146,6 +155,11 @@ void Load::work(uint64_t unit) {
   std::optional<cuda::Context::Current> current;
   if (order_.device) current.emplace(*order_.device->context());
   const uint64_t nbytes = stretch.end - stretch.begin;
+  if (stretch.held) {
+    take_held(stretch, slot);
+    add_progress(nbytes);
+    return;
+  }
   std::byte* const place = within_target(stretch);
   const bool right_there = place != nullptr && reinterpret_cast<uintptr_t>(place) % File::kAlign == 0;
   std::byte* const bytes = right_there ? place : slot.host;
@@ -169,13 +183,28 @@ std::byte* Load::within_target(const Stretch& stretch) const {
   return order_.targets.data[stretch.first] + (stretch.begin - offset);
 }
 
+void Load::take_held(const Stretch& stretch, const Slot& slot) {
+  const std::byte* const bytes = order_.held->file + stretch.begin;
+  const uint64_t nbytes = stretch.end - stretch.begin;
+  std::byte* const place = within_target(stretch);
+  std::byte* const to = place != nullptr ? place : slot.host;
+  if (checks_->checking())
+    judge(stretch, crc32c_copy(to, bytes, nbytes));
+  else
+    std::memcpy(to, bytes, nbytes);
+  if (place == nullptr) deliver(stretch, slot);
+}
+
 void Load::check_bytes(const Stretch& stretch, const Slot& slot, const std::byte* bytes, std::byte* to) {
   const uint64_t nbytes = stretch.end - stretch.begin;
   if (order_.straight) {  // a copy for the processor to look at; the other way on the bus has nothing to do
     ZS_CUDA(cuMemcpyDtoHAsync, slot.host, slot.device, nbytes, slot.stream);
     ZS_CUDA(cuStreamSynchronize, slot.stream);
   }
-  const uint32_t checksum = to != nullptr ? crc32c_copy(to, bytes, nbytes) : crc32c(bytes, nbytes);
+  judge(stretch, to != nullptr ? crc32c_copy(to, bytes, nbytes) : crc32c(bytes, nbytes));
+}
+
+void Load::judge(const Stretch& stretch, uint32_t checksum) {
   if (checks_->record(stretch.block, checksum) == Checks::Verdict::bad)
     throw Error(Kind::corrupt, "chunk " + std::to_string(stretch.begin / order_.plan->chunk_bytes()) +
                                    " of " + std::to_string(order_.plan->chunks()) + " fails its checksum");
@@ -195,7 +224,7 @@ void Load::deliver(const Stretch& stretch, const Slot& slot) {
       continue;
     }
     const auto goal = reinterpret_cast<CUdeviceptr>(target) + (from - offset);
-    if (order_.straight)
+    if (order_.straight && !stretch.held)
       ZS_CUDA(cuMemcpyDtoDAsync, goal, slot.device + at, to - from, slot.stream);
     else
       ZS_CUDA(cuMemcpyHtoDAsync, goal, slot.host + at, to - from, slot.stream);

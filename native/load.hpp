@@ -1,5 +1,5 @@
 // File → tensors, in the host's memory or a device's, in one pass: read, checked, brought to where it
-// belongs.
+// belongs. What of the file lies in memory already is not read again.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -27,6 +27,12 @@ namespace zs {
 // so its memory must be idle before.
 class Load final : public Job {
  public:
+  // Memory laid out as the file, in which these chunks, which rise, are already; they are checked all the
+  // same.
+  struct Held {
+    const std::byte* file;
+    std::vector<uint64_t> chunks;
+  };
   // targets[i] receives piece pieces[i] of the plan, which rise; offsets of the plan count from the file's
   // first byte. `device`: of all targets that are not in the host's memory, which must be contiguous.
   // `straight`: the same file, for cuFile to read; all targets are on the device then. `staging`: where bytes
@@ -42,6 +48,7 @@ class Load final : public Job {
     std::shared_ptr<const Mapping> staging;
     std::shared_ptr<Device> device = nullptr;
     std::shared_ptr<const DeviceFile> straight = nullptr;
+    std::optional<Held> held = std::nullopt;
   };
   static std::shared_ptr<Load> begin(const Pool& pool, Order order);
   ~Load() override;
@@ -58,6 +65,7 @@ class Load final : public Job {
   struct Stretch {
     uint64_t block, begin, end;
     size_t first, last;
+    bool held;
   };
   struct Slot {
     std::byte* host;
@@ -72,7 +80,9 @@ class Load final : public Job {
   void let_go() noexcept;
   // Where all of it belongs, if that is one run of the host's memory.
   std::byte* within_target(const Stretch& stretch) const;
+  void take_held(const Stretch& stretch, const Slot& slot);
   void check_bytes(const Stretch& stretch, const Slot& slot, const std::byte* bytes, std::byte* to);
+  void judge(const Stretch& stretch, uint32_t checksum);
   void deliver(const Stretch& stretch, const Slot& slot);
 
   const Order order_;

@@ -165,6 +165,10 @@ def test_killed_and_resumed_is_bit_equal(start: Start, tmp_path: Path, kind: str
         assert "equal" in said and "restored 0" not in said
 
 
+def test_from_disk_each_byte_is_read_once_on_a_node_whoever_needs_it(start: Start, tmp_path: Path) -> None:
+    assert all("same" in said for said in start(2, "read_once", tmp_path / "run").wait())
+
+
 def test_damage_on_one_rank_takes_all_of_them_to_the_step_before(
     start: Start, tmp_path: Path, agent_environment: dict[str, str]
 ) -> None:

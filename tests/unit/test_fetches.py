@@ -1,7 +1,8 @@
-"""Images that several ranks need of a disk are read at the same time, each chunk once."""
+"""Images that several ranks need of a disk are read at the same time, each chunk once on a node."""
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -12,7 +13,8 @@ import pytest
 
 from images import HandMade, make_layout, manifest_of
 from zerostall import native
-from zerostall.agent.fetches import READERS, Fetches
+from zerostall.agent.fetches import Fetches
+from zerostall.agent.node_reads import READERS
 from zerostall.flow.governor import Governor
 from zerostall.tiers.disk import DiskTier
 from zerostall.wire import messages as m
@@ -31,12 +33,20 @@ class Client:
         self.said: list[m.Message] = []
         self.bytes: list[bytes] = []
 
-    def send(self, message: m.Message, fd: int) -> None:
+    def send(self, message: m.Message, *fds: int) -> None:
         self.said.append(message)
-        assert isinstance(message, m.Fetched)
-        segment = native.Segment.attach(fd, message.memory.nbytes)
-        self.bytes.append(bytes(segment.view(0, LAYOUT.nbytes)))
-        segment.close()
+        if isinstance(message, m.Opened):
+            self.bytes.append(os.pread(fds[0], LAYOUT.nbytes, 0))
+        elif fds:
+            assert isinstance(message, m.Fetched | m.Held)
+            nbytes = message.nbytes if isinstance(message, m.Held) else message.memory.nbytes
+            segment = native.Segment.attach(fds[0], nbytes)
+            self.bytes.append(bytes(segment.view(0, LAYOUT.nbytes)))
+            segment.close()
+
+    def let_go(self) -> None:
+        while self.fetched:
+            self.fetched.pop()()
 
 
 def test_ranks_read_at_once_and_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +82,85 @@ def test_ranks_read_at_once_and_share(tmp_path: Path, monkeypatch: pytest.Monkey
     assert clients[WORLD].bytes[0][chunk:] == made[0].bytes[chunk:]
     assert fetches.busy()
     for client in clients:
-        for release in client.fetched:
-            release()
+        client.let_go()
     assert not fetches.busy()
     fetches.close()
+
+
+class Node:
+    """An agent's fetches from a disk with one image, and the chunks that were read of it so far."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        disk = DiskTier(folder, native.Pool("test", 1))
+        self.image = HandMade(LAYOUT, 7)
+        disk.put(self.image.image)
+        disk.commit(manifest_of(self.image.record))
+        self.path = folder / "step-000000000007" / "rank-00000.safetensors"
+        self.read: list[tuple[int, ...]] = []
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.fetches = Fetches(disk, self._inbox.put, Governor())
+        get = disk.get
+
+        def counted(step: int, rank: int, address: int, *, chunks: Any = None) -> Any:
+            if chunks:
+                self.read.append(tuple(chunks))
+            return get(step, rank, address, chunks=chunks)
+
+        monkeypatch.setattr(disk, "get", counted)
+
+    def fetch(self, client: Client, *chunks: int, as_file: bool = True) -> m.Message:
+        request = m.Fetch(id=1, step=7, tier="disk", rank=0, chunks=chunks, as_file=as_file)
+        self.fetches.fetch(cast("Any", client), {}, 0, request)
+        self._inbox.get(timeout=60)()
+        return client.said[-1]
+
+    def common(self, client: Client) -> m.Message:
+        self.fetches.common(cast("Any", client), m.Common(id=2, step=7, tier="disk", rank=0))
+        self._inbox.get(timeout=60)()
+        return client.said[-1]
+
+
+def test_of_files_that_ranks_read_themselves_the_agent_reads_what_several_want(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, one, two, three = Node(tmp_path / "run", monkeypatch), Client(), Client(), Client()
+    data, chunk = node.image.bytes, node.image.record.chunk_bytes
+    opened = node.fetch(one, 0, 1)
+    assert isinstance(opened, m.Opened) and not opened.record and one.bytes == [data]
+    alone = node.common(one)
+    assert isinstance(alone, m.Held) and alone.chunks == () and node.read == []
+    node.fetch(two, 1)
+    for client in (one, two):
+        held = node.common(client)
+        assert isinstance(held, m.Held) and held.chunks == (1,)
+        assert client.bytes[-1][chunk:] == data[chunk:]
+    assert node.read == [(1,)]
+    node.fetch(three, 0, as_file=False)  # into memory: whoever asks later finds it there
+    held = node.common(one)
+    assert isinstance(held, m.Held) and held.chunks == (0, 1) and one.bytes[-1] == data
+    assert node.read == [(1,), (0,)]
+    two.let_go()
+    three.let_go()
+    assert node.fetches.busy()
+    one.let_go()
+    assert not node.fetches.busy() and not node.fetches._node._shared
+    node.fetches.close()
+
+
+def test_what_is_damaged_or_not_there_is_refused_and_nothing_stays_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, one, two = Node(tmp_path / "run", monkeypatch), Client(), Client()
+    node.fetch(one, 1)
+    node.fetch(two, 1)
+    with node.path.open("r+b") as file:
+        file.seek(-3, os.SEEK_END)
+        file.write(b"rot")
+    refused = node.common(one)
+    assert isinstance(refused, m.Refused) and "checksum" in refused.message
+    node.path.unlink()
+    assert isinstance(node.fetch(two, 0), m.Refused)
+    one.let_go()
+    two.let_go()
+    assert not node.fetches.busy() and not node.fetches._node._shared
+    node.fetches.close()

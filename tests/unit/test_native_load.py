@@ -57,6 +57,7 @@ def piece(data: bytes, index: int) -> bytes:
 def load(
     pool: Pool, plan: Plan, path: Path, targets: list, pieces: list[int], *, device: Device | None = None,
     straight: bool = False, checksums: list[int] | None = None, direct: bool = True,
+    held: tuple[int, list[int]] | None = None,
 ) -> Load:  # fmt: skip
     tensors = Tensors(targets, [False] * len(targets))
     tensors.refresh()
@@ -64,7 +65,7 @@ def load(
         job = Load(
             pool, plan, tensors, file.fileno(), pieces, checksums=checksums, direct=direct,
             staging=Staging(pool.threads, device), device=device,
-            straight=DeviceFile(device, file.fileno()) if straight and device is not None else None,
+            straight=DeviceFile(device, file.fileno()) if straight and device is not None else None, held=held,
         )  # fmt: skip
         assert job.wait(60)
         return job
@@ -118,6 +119,55 @@ def test_strided_targets_on_the_host(pool: Pool, file: Path) -> None:
     load(pool, plan, file, [target[:, 32:96]], [0])
     assert target[:, 32:96].tobytes() == file.read_bytes()[100 : 100 + 4 * MIB]
     assert not target[:, :32].any() and not target[:, 96:].any()
+
+
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize("chunks", [[0], [1], [0, 1, 2]])
+def test_what_lies_in_memory_is_not_read(pool: Pool, plan: Plan, file: Path, chunks: list[int], checked: bool) -> None:
+    data = file.read_bytes()
+    memory = np.frombuffer(bytearray(data), np.uint8)
+    spoiled = bytearray(data)
+    for chunk in chunks:
+        end = min(len(data), (chunk + 1) * CHUNK)
+        spoiled[chunk * CHUNK : end] = bytes(end - chunk * CHUNK)
+    file.write_bytes(spoiled)
+    pieces = list(range(len(COUNTS)))
+    targets = [np.full(COUNTS[k], -1, np.float32) for k in pieces]
+    sums = checksums_of(data, CHUNK) if checked else None
+    load(pool, plan, file, targets, pieces, checksums=sums, held=(memory.ctypes.data, chunks))
+    for k, target in zip(pieces, targets, strict=True):
+        assert target.tobytes() == piece(data, k), k
+
+
+def test_what_lies_in_memory_is_checked_all_the_same(pool: Pool, plan: Plan, file: Path) -> None:
+    data = file.read_bytes()
+    memory = np.frombuffer(bytearray(data), np.uint8)
+    memory[CHUNK + 5] ^= 1
+    target = np.zeros(COUNTS[6], np.float32)
+    with pytest.raises(CorruptError, match="chunk 1 of"):
+        load(pool, plan, file, [target], [6], checksums=checksums_of(data, CHUNK), held=(memory.ctypes.data, [1]))
+    for chunks in ([1, 0], [plan.chunks]):
+        with pytest.raises(ValueError, match="chunks that are held must rise"):
+            load(pool, plan, file, [target], [6], held=(memory.ctypes.data, chunks))
+
+
+@pytest.mark.parametrize("straight", [False, True])
+def test_from_memory_to_a_device(
+    fake: FakeCuda, cufile: FakeCuFile, device: Device, pool: Pool, plan: Plan, file: Path, straight: bool
+) -> None:
+    native.cufile_open(device, [])
+    data = file.read_bytes()
+    memory = np.frombuffer(bytearray(data), np.uint8)
+    file.write_bytes(bytes(CHUNK) + data[CHUNK:])
+    pieces = [0, 1, 2, 4, 5, 6, 7]
+    targets = [StandIn(fake, COUNTS[k]) for k in pieces]
+    held = (memory.ctypes.data, [0])
+    load(
+        pool, plan, file, targets, pieces, device=device, straight=straight, checksums=checksums_of(data, CHUNK),
+        held=held,
+    )  # fmt: skip
+    for k, target in zip(pieces, targets, strict=True):
+        assert target.bytes() == piece(data, k), k
 
 
 @pytest.mark.parametrize("straight", [False, True])

@@ -1,7 +1,6 @@
 """Copies brought back for trainers: what is there, and the bytes of images in memory that a trainer can map.
 
-A trainer reads its own rank's image whole, or chunks of any rank's. Chunks that are read from disk lie in one segment
-for all trainers of the node, each at its place in the image, so that each is read once while somebody holds them.
+A trainer reads its own rank's image whole, or chunks of any rank's (`node_reads`).
 """
 
 from __future__ import annotations
@@ -9,18 +8,17 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from zerostall import native
 from zerostall.agent.brought import whole
-from zerostall.agent.shared_chunks import SharedChunks
+from zerostall.agent.node_reads import NodeReads
+from zerostall.agent.refusing import ours
 from zerostall.agent.step_images import StepImages
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core.candidates import Past, left_behind
 from zerostall.errors import (
-    AgentError,
     FormatError,
     ManagerError,
     SnapshotNotFoundError,
@@ -34,8 +32,6 @@ from zerostall.tiers.host import stride_of
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from zerostall.agent.berth import Berth
     from zerostall.agent.brought import OtherNodes
     from zerostall.agent.client import Client
@@ -48,7 +44,6 @@ if TYPE_CHECKING:
     from zerostall.tiers.remote import RemoteTier
 
 Post = Callable[[Callable[[], None]], None]
-READERS = 4  # images on several disks are read at once
 
 
 class Fetches:
@@ -62,9 +57,8 @@ class Fetches:
         self.elsewhere: OtherNodes | None = None  # what other nodes have, where this one belongs to a cluster
         self._steps: list[int] = []
         self._rest: dict[int, Readable] = {}  # where images are of a step that this node has only some of
-        self._shared: dict[tuple[str, int, int], SharedChunks] = {}
         self._reader = Worker(f"fetch {disk.where.name}")
-        self._readers = ThreadPoolExecutor(READERS, f"fetch {disk.where.name}")
+        self._node = NodeReads(disk, self._steps, post, governor, self._reader)
 
     def busy(self) -> bool:
         return bool(self._steps)
@@ -75,7 +69,7 @@ class Fetches:
 
     def close(self) -> None:
         self._reader.close()
-        self._readers.shutdown()
+        self._node.close()
 
     def find(self, client: Client, request: m.Find, rank: int, host: tuple[m.CopyFacts, ...]) -> None:
         """Answer with the copies of every step, damaged ones with the reason."""
@@ -113,8 +107,12 @@ class Fetches:
             if mine is not None and (own := mine.lend(request, wanted)) is not None:
                 self._steps.append(request.step)
                 self._hand(client, request.step, own.answer, own.fd, own.release)
+                return
+            run = self._run(request.tier, request.step)
+            if request.as_file and run is self._disk:
+                self._node.open(client, wanted, request)
             else:
-                self._chunks(client, wanted, request)
+                self._node.lend(client, wanted, run, request)
         elif request.tier == "replica":
             self._from_elsewhere(client, wanted, request, self._cluster())
         elif request.tier == "host":
@@ -123,6 +121,10 @@ class Fetches:
             self._file(client, wanted, request)
         else:
             self._from(self._run(request.tier, request.step), client, wanted, request)
+
+    def common(self, client: Client, request: m.Common) -> None:
+        """Answer with those chunks of a file that the client has, and is not to read, for others want them, too."""
+        self._node.common(client, self._run(request.tier, request.step), request)
 
     def _run(self, tier: str, step: int) -> Readable:
         """Where a step is read from; of one in this node's memory, what is not here: where it was found to be whole."""
@@ -237,7 +239,7 @@ class Fetches:
             try:
                 answer = look()
             except Exception as error:  # noqa: BLE001 - a trainer waits for the answer
-                answer = m.Refused.of(request, _ours(error, self._disk.where))
+                answer = m.Refused.of(request, ours(error, self._disk.where))
             self._post(lambda: client.send(answer))
 
         self._reader.submit(run)
@@ -273,7 +275,7 @@ class Fetches:
                 with self._governor.restoring():
                     answer, segment = self._read(run, request, rank)
             except Exception as error:  # noqa: BLE001 - a trainer waits for the answer
-                refused = m.Refused.of(request.id, _ours(error, run.where))
+                refused = m.Refused.of(request.id, ours(error, run.where))
                 self._post(lambda: self._give_up(client, request.step, refused))
             else:
                 self._post(lambda: self._give(client, request.step, answer, segment))
@@ -288,7 +290,7 @@ class Fetches:
                 stored = self._disk.open(request.step, rank)
                 image = self._disk.bytes_of(request.step, rank, stored)
             except Exception as error:  # noqa: BLE001 - a trainer waits for the answer
-                refused = m.Refused.of(request.id, _ours(error, self._disk.where))
+                refused = m.Refused.of(request.id, ours(error, self._disk.where))
                 self._post(lambda: self._give_up(client, request.step, refused))
                 return
             held = contextlib.ExitStack()
@@ -311,7 +313,7 @@ class Fetches:
             try:
                 brought = elsewhere.bring(request, rank)
             except Exception as error:  # noqa: BLE001 - a trainer waits for the answer
-                refused = m.Refused.of(request.id, _ours(error, self._disk.where))
+                refused = m.Refused.of(request.id, ours(error, self._disk.where))
                 self._post(lambda: self._give_up(client, request.step, refused))
             else:
                 release = (lambda: self._reader.submit(brought.release)) if brought.slow else brought.release
@@ -347,57 +349,3 @@ class Fetches:
     def _give_up(self, client: Client, step: int, refused: m.Refused) -> None:
         self._steps.remove(step)
         client.send(refused)
-
-    # ---------------------------------------------------------------------------------------------- shared chunks
-
-    def _chunks(self, client: Client, rank: int, request: m.Fetch) -> None:
-        step, chunks = request.step, request.chunks
-        assert chunks is not None
-        run = self._run(request.tier, step)
-        key = (run.name, step, rank)
-        self._steps.append(step)
-        shared = self._shared.setdefault(key, SharedChunks())
-        shared.users += 1
-
-        def done() -> None:
-            self._steps.remove(step)
-            shared.users -= 1
-            if shared.users == 0:
-                del self._shared[key]
-                self._reader.submit(shared.close)  # giving gigabytes back takes a while
-
-        def lend(segment: native.Segment) -> None:
-            if client.broken:
-                done()
-                return
-            client.fetched.append(done)
-            memory = m.Lent(0, segment.nbytes)
-            answer = m.Fetched(
-                id=request.id, memory=memory, offset=0, passing=True, layout=b"", record=b"", verified=True
-            )
-            client.send(answer, segment.fileno())
-
-        def refuse(refused: m.Refused) -> None:
-            done()
-            client.send(refused)
-
-        def read() -> None:
-            try:
-                with self._governor.restoring():
-                    segment = shared.read(run, step, rank, chunks)
-            except Exception as error:  # noqa: BLE001 - a trainer waits for the answer
-                refused = m.Refused.of(request.id, _ours(error, run.where))
-                self._post(lambda: refuse(refused))
-            else:
-                self._post(lambda: lend(segment))
-
-        (self._readers if run is self._disk else self._reader).submit(read)
-
-
-def _ours(error: Exception, where: Path | str) -> ZerostallError:
-    if isinstance(error, ZerostallError):
-        return error
-    if isinstance(error, OSError):
-        return StorageError(f"cannot read from {where}: {error.strerror or error}", errno=error.errno)
-    log.exception("%s: could not be read", where)
-    return AgentError(f"the agent could not read from {where}: {error!r}", hint="the agent's log says more")

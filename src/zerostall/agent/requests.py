@@ -92,6 +92,8 @@ class Requests:
                 wanted = berth.rank if message.rank is None else message.rank
                 client.looks_at.add((wanted, message.step, message.tier))
                 run.fetches.fetch(client, run.berths, berth.rank, message)
+            case m.Common():
+                run.fetches.common(client, message)
             case m.Describe() | m.Quote():
                 run.fetches.describe(client, run.berths, berth.rank, message)
             case m.Tidy():

@@ -1,4 +1,7 @@
-"""Chunks of an image in memory for all trainers of a node, each read once while somebody holds them."""
+"""Chunks of an image for all trainers of a node, each read once while somebody holds them.
+
+Whoever has the image's file reads it without us; only what several of them want is read here, for all.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from zerostall.tiers.host import stride_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from zerostall.agent.client import Client
     from zerostall.tiers.contract import Readable
 
 
@@ -22,11 +26,13 @@ class SharedChunks:
 
     Attributes:
         users: how many requests hold it or wait for it; the loop's.
+        wanted: who has the file, and the chunks that it will read of it; the loop's.
         segment: of the image's size, made when the first chunk is read; whoever has `lock`.
         present: the chunks that are there, checked; whoever has `lock`.
     """
 
     users: int = 0
+    wanted: dict[Client, frozenset[int]] = field(default_factory=dict)
     segment: native.Segment | None = None
     present: set[int] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -35,6 +41,21 @@ class SharedChunks:
         """The segment with these chunks in it; what is there already is not read again. Any thread."""
         with self.lock:
             return self._read(run, step, rank, chunks)
+
+    def wanted_by_others(self, client: Client) -> frozenset[int]:
+        """What others than this client have the file for. The loop."""
+        return frozenset(chunk for other, chunks in self.wanted.items() if other is not client for chunk in chunks)
+
+    def common(
+        self, run: Readable, step: int, rank: int, mine: frozenset[int], others: frozenset[int]
+    ) -> tuple[native.Segment | None, tuple[int, ...]]:
+        """The segment with those of my chunks that others want or that are there already; which they are. Any thread.
+
+        None where there are none.
+        """
+        with self.lock:
+            chunks = tuple(sorted(mine & (others | self.present)))
+            return self._read(run, step, rank, chunks) if chunks else None, chunks
 
     def _read(self, run: Readable, step: int, rank: int, chunks: Sequence[int]) -> native.Segment:
         missing = sorted(set(chunks) - self.present)

@@ -1,14 +1,18 @@
 """Putting back a step of several ranks, or into several: each rank reads what it needs of every image.
 
 In two stages, each of which every rank ends before the next begins: first everything is compared and fetched, then it
-is written. So a rank that finds the step unfit for it keeps all from writing.
+is written. So a rank that finds the step unfit for it keeps all from writing. Files on this node's disk are only opened
+in the first: each rank reads what it alone needs right into its tensors, and the agent reads for all what several need.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
+from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,7 +23,8 @@ from zerostall.core import manifest as manifests
 from zerostall.core.kinds import Kind
 from zerostall.errors import CorruptError, FormatError
 from zerostall.telemetry import log
-from zerostall.trainer.pouring import Mapped, pour
+from zerostall.trainer.file_loads import File, Held
+from zerostall.trainer.pouring import Filed, Loading, Mapped, load, pour
 from zerostall.trainer.state import writes
 from zerostall.trainer.state.stored_step import Images
 from zerostall.wire import messages as m
@@ -32,6 +37,11 @@ if TYPE_CHECKING:
     from zerostall.trainer.restore import Request, Source
     from zerostall.trainer.state import State
     from zerostall.trainer.state.gathering import Share
+    from zerostall.trainer.state.tensors import Holder
+
+
+_AHEAD = 2
+"""Files that are read at once."""
 
 
 def collect(source: Source, state: State, request: Request, copy: Copy, label: str) -> str:
@@ -40,7 +50,8 @@ def collect(source: Source, state: State, request: Request, copy: Copy, label: s
     Raises on every rank what it raised on one.
     """
     start = time.perf_counter()
-    pool = native.Pool("restore", config.restore_threads(), awaited=True)
+    threads = config.read_threads() if copy.tier == "disk" else config.restore_threads()
+    pool = native.Pool("restore", threads, awaited=True)
     stack = contextlib.ExitStack()
     stack.callback(pool.close)
     stack.push(_releasing(source))
@@ -53,23 +64,28 @@ def collect(source: Source, state: State, request: Request, copy: Copy, label: s
         unexpected = _expected_nowhere(source, met.match.unexpected, what)
         with source.world.together(f"restore: {label} is fetched"):
             landings = state.landings(met, unexpected)
-            needed = sorted(landings.gathering.shares.items())
+            # Each rank begins with its own image, so that not all wait for the same one.
+            mine, world = source.world.rank, described.images.world
+            needed = sorted(landings.gathering.shares.items(), key=lambda share: (share[0] - mine) % world)
             records = _records(source, copy, described, [rank for rank, _ in needed])
             # Several ranks of a node share what is read for one of them, so all of it stays until all are through.
             early = needed if source.world.size > 1 else []
             lent = [(_fetch(source, stack, copy, records[rank], share), share) for rank, share in early]
         with source.world.together(f"restore: {label} is written"):
-            recalled = sum(_write(source, pool, image, share, label) for image, share in lent)
+            writing = _Writing(source, pool, copy, label)
+            for image, share in lent:
+                writing.begin(stack, image, share)
+            writing.end()
             if source.world.size == 1:
                 for rank, share in needed:
                     with contextlib.ExitStack() as shortly:
-                        image = _fetch(source, shortly, copy, records[rank], share)
-                        recalled += _write(source, pool, image, share, label)
+                        writing.begin(shortly, _fetch(source, shortly, copy, records[rank], share), share)
+                        writing.end()
                     source.link.tell(m.Release(), timeout=1.0)
             report = state.finish(landings)
     seconds = time.perf_counter() - start
     log.info("restored %s, saved by %d ranks, in %.3f s: %s", label, described.images.world, seconds, report)
-    return "peer" if recalled else copy.tier
+    return "peer" if writing.recalled else copy.tier
 
 
 def _releasing(source: Source) -> Callable[[object, BaseException | None, object], None]:
@@ -147,12 +163,17 @@ def _checked(files: Sequence[bytes], told: Sequence[tuple[str, tuple[int, ...]]]
     return found
 
 
-def _fetch(source: Source, stack: contextlib.ExitStack, copy: Copy, record: Record, share: Share) -> Mapped:
-    """The chunks of one rank's image that are needed, in memory."""
+def _fetch(source: Source, stack: contextlib.ExitStack, copy: Copy, record: Record, share: Share) -> Mapped | Filed:
+    """The chunks of one rank's image that are needed, in memory; or its file, where all are read run by run."""
     chunks = tuple(share.chunks(record.chunk_bytes))
+    loose = bool(share.loose_chunks(record.chunk_bytes))
     answer, fds = source.link.ask(
-        lambda id: m.Fetch(id=id, step=copy.step, tier=copy.tier, rank=record.rank, chunks=chunks)
+        lambda id: m.Fetch(id=id, step=copy.step, tier=copy.tier, rank=record.rank, chunks=chunks, as_file=not loose)
     )
+    if isinstance(answer, m.Opened):
+        stack.callback(os.close, fds[0])
+        path = Path(os.fsdecode(answer.path))
+        return Filed(record, File(fds[0], path, record.nbytes, record.chunk_bytes, record.checksums))
     assert isinstance(answer, m.Fetched)
     memory = answer.memory
     if answer.passing:
@@ -164,18 +185,81 @@ def _fetch(source: Source, stack: contextlib.ExitStack, copy: Copy, record: Reco
     return Mapped(record, segment, answer.offset, kept=answer.kept)
 
 
+class _Writing:
+    """Fills what is filled from one image after another; files are read ahead.
+
+    Attributes:
+        recalled: how many bytes came from another GPU's memory.
+    """
+
+    def __init__(self, source: Source, pool: native.Pool, copy: Copy, label: str) -> None:
+        self.recalled = 0
+        self._source = source
+        self._pool = pool
+        self._copy = copy
+        self._label = label
+        self._loading: deque[tuple[Loading, int]] = deque()
+
+    def begin(self, stack: contextlib.ExitStack, image: Mapped | Filed, share: Share) -> None:
+        """Fill from this image, or begin to; `stack` outlives that."""
+        if isinstance(image, Mapped):
+            self.recalled += _write(self._source, self._pool, image, share, self._label)
+            return
+        held = self._held(stack, image.record) if self._source.world.size > 1 else None
+        if len(self._loading) == _AHEAD:
+            self._end_first()
+        plan, targets = _runs(image.record, share)
+        loading = load(self._pool, self._source.devices, plan, targets, range(len(targets)), image.file, held)
+        self._loading.append((loading, image.record.rank))
+
+    def end(self) -> None:
+        """Wait for all that was begun.
+
+        Raises:
+            CorruptError: a chunk fails its checksum.
+        """
+        while self._loading:
+            self._end_first()
+
+    def _end_first(self) -> None:
+        loading, rank = self._loading.popleft()
+        try:
+            loading.end()
+        except CorruptError as error:
+            raise CorruptError(f"{self._label}, rank {rank}: {error.args[0]}") from None
+
+    def _held(self, stack: contextlib.ExitStack, record: Record) -> Held | None:
+        """What others of this node need of that image, too, and the agent has read for all."""
+        copy = self._copy
+        answer, fds = self._source.link.ask(
+            lambda id: m.Common(id=id, step=copy.step, tier=copy.tier, rank=record.rank)
+        )
+        assert isinstance(answer, m.Held)
+        if not answer.chunks:
+            return None
+        segment = stack.enter_context(self._source.mappings.passing(fds[0], answer.nbytes))
+        if segment.nbytes < record.nbytes:
+            raise CorruptError(f"the image of rank {record.rank} does not fit the memory it came in")
+        return Held(segment.address, answer.chunks)
+
+
+def _runs(record: Record, share: Share) -> tuple[native.Plan, list[Holder]]:
+    """The runs of bytes that are read of an image, and where each goes."""
+    plan = native.Plan(
+        nbytes=record.nbytes,
+        header=b"",
+        chunk_bytes=record.chunk_bytes,
+        offsets=[offset for offset, _, _ in share.runs],
+        sizes=[nbytes for _, nbytes, _ in share.runs],
+    )
+    return plan, [target for _, _, target in share.runs]
+
+
 def _write(source: Source, pool: native.Pool, image: Mapped, share: Share, label: str) -> int:
     """Fill what is filled from that image; how many bytes came from another GPU's memory."""
     record, recalled = image.record, 0
     if share.runs:
-        plan = native.Plan(
-            nbytes=record.nbytes,
-            header=b"",
-            chunk_bytes=record.chunk_bytes,
-            offsets=[offset for offset, _, _ in share.runs],
-            sizes=[nbytes for _, nbytes, _ in share.runs],
-        )
-        targets = [target for _, _, target in share.runs]
+        plan, targets = _runs(record, share)
         # As much of it is registered with CUDA as is worth it: where a rank goes on from its own image that is all.
         most = 2 * sum(nbytes for _, nbytes, _ in share.runs) >= record.nbytes
         try:

@@ -33,6 +33,14 @@ class File:
     checksums: Sequence[int] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Chunks of a file, rising, that are in memory, which is laid out as the file and stays until the end."""
+
+    address: int
+    chunks: Sequence[int]
+
+
 def begin(
     pool: native.Pool,
     file: File,
@@ -42,10 +50,11 @@ def begin(
     *,
     staging: native.Staging,
     device: native.Device | None = None,
+    held: Held | None = None,
 ) -> native.Load:
     """Begin to read pieces of a file, which rise, each into its tensor. All of these are on `device`; None: the host's.
 
-    Its memory must be idle. Straight from the file where cuFile takes it.
+    Its memory must be idle. Straight from the file where cuFile takes it. What is `held` is not read again.
     """
     return native.Load(
         pool,
@@ -58,6 +67,7 @@ def begin(
         staging=staging,
         device=device,
         straight=straight.device_file(device, file.fd, file.path) if device is not None else None,
+        held=(held.address, held.chunks) if held is not None else None,
     )
 
 

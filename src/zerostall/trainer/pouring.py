@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from zerostall.core.manifest import Record
     from zerostall.trainer.devices import Devices
-    from zerostall.trainer.file_loads import File
+    from zerostall.trainer.file_loads import File, Held
     from zerostall.trainer.state.tensors import Holder
     from zerostall.wire import messages as m
 
@@ -82,13 +82,38 @@ class Filed:
         return Mapped(record, segment, 0, verified=True)
 
 
-def load(
-    pool: native.Pool, devices: Devices, plan: native.Plan, holders: Sequence[Holder], pieces: Sequence[int], file: File
-) -> None:
-    """Fill the tensors, each with its piece of the image, which are in rising order, from a file in one pass.
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """Bytes of a file on their way to tensors; nothing may be used before the end."""
 
-    Raises:
-        CorruptError: a chunk fails its checksum.
+    file: File
+    jobs: Sequence[native.Load]
+    straightened: Straightened
+
+    def end(self) -> None:
+        """Wait for it.
+
+        Raises:
+            CorruptError: a chunk fails its checksum.
+        """
+        for job in self.jobs:
+            file_loads.end(job, self.file)
+        self.straightened.pour()
+
+
+def load(
+    pool: native.Pool,
+    devices: Devices,
+    plan: native.Plan,
+    holders: Sequence[Holder],
+    pieces: Sequence[int],
+    file: File,
+    held: Held | None = None,
+) -> Loading:
+    """Begin to fill the tensors, each with its piece of the image, which are in rising order, from a file in one pass.
+
+    Args:
+        held: what of it is in memory already.
     """
     straightened = Straightened(holders)
     places: dict[int, list[int]] = {}
@@ -102,12 +127,9 @@ def load(
         device = devices.get(ordinal)
         targets = _targets([straightened.tensors[k] for k in mine])
         staging = native.Staging(pool.threads, device)
-        jobs.append(
-            file_loads.begin(pool, file, plan, targets, [pieces[k] for k in mine], staging=staging, device=device)
-        )
-    for job in jobs:
-        file_loads.end(job, file)
-    straightened.pour()
+        wanted = [pieces[k] for k in mine]
+        jobs.append(file_loads.begin(pool, file, plan, targets, wanted, staging=staging, device=device, held=held))
+    return Loading(file, jobs, straightened)
 
 
 def pour(

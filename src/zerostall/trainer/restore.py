@@ -315,7 +315,7 @@ def _write(
     tier = copy.tier
     if isinstance(image, Filed):
         if not targets.reads_image:
-            load(pool, devices, plan_of(layout), targets.tensors, targets.entries, image.file)
+            load(pool, devices, plan_of(layout), targets.tensors, targets.entries, image.file).end()
             return state.accept(targets, memoryview(b"")), tier
         image = image.mapped(pool)
     if targets.views and not image.verified:

@@ -8,9 +8,9 @@ they are one conversation.
     saves       the course of a save                       refusals   what a request that fails is answered with
     restoring   copies and their bytes                     lockers    images in another GPU's memory
 
-    trainer → agent   Hello  Lease  Adopt  Find  Describe  Quote  Fetch  Tidy  Status  Stop   (requests)
+    trainer → agent   Hello  Lease  Adopt  Find  Describe  Quote  Fetch  Common  Tidy  Status  Stop   (requests)
                       Begin  Sealed  Discarded  Passed  Revoked  Plan  Promise  Release (events; and see `lockers`)
-    agent → trainer   Welcome  Leased  Found  Described  Quoted  Fetched  Opened  Done  Report  Refused (answers)
+    agent → trainer   Welcome  Leased  Found  Described  Quoted  Fetched  Opened  Held  Done  Report  Refused (answers)
                       Granted  Reached  Failed  Replaced  Spoiled  Awaiting  Hold  Plan (events)
 """
 
@@ -47,6 +47,7 @@ from zerostall.wire.reports import (
     UpkeepReport,
 )
 from zerostall.wire.restoring import (
+    Common,
     CopyFacts,
     Describe,
     Described,
@@ -54,6 +55,7 @@ from zerostall.wire.restoring import (
     Fetched,
     Find,
     Found,
+    Held,
     Opened,
     Quote,
     Quoted,
@@ -81,6 +83,7 @@ __all__ = [
     "Adopt",
     "Awaiting",
     "Begin",
+    "Common",
     "CopyFacts",
     "Describe",
     "Described",
@@ -96,6 +99,7 @@ __all__ = [
     "FromAgent",
     "FromTrainer",
     "Granted",
+    "Held",
     "Hello",
     "Hold",
     "Kept",
@@ -139,8 +143,8 @@ __all__ = [
 
 PROTOCOL = 5
 
-_Request = Hello | Lease | Adopt | Find | Describe | Quote | Fetch | Tidy | Status | Stop
+_Request = Hello | Lease | Adopt | Find | Describe | Quote | Fetch | Common | Tidy | Status | Stop
 FromTrainer = _Request | Begin | Sealed | Discarded | Passed | Revoked | Plan | Promise | Release | Rent | NoUse
-_Answer = Welcome | Leased | Found | Described | Quoted | Fetched | Opened | Done | Report | Refused
+_Answer = Welcome | Leased | Found | Described | Quoted | Fetched | Opened | Held | Done | Report | Refused
 _Event = Granted | Reached | Failed | Replaced | Spoiled | Awaiting | Hold | Plan | Locker | NoLocker | Drained
 FromAgent = _Answer | _Event

@@ -1,6 +1,7 @@
 """What a restore asks of the agent: which copies there are, what they hold, and their bytes.
 
-trainer → agent   Find  Describe  Quote  Fetch  Release     agent → trainer   Found  Described  Quoted  Fetched  Opened
+trainer → agent   Find  Describe  Quote  Fetch  Common  Release
+agent → trainer   Found  Described  Quoted  Fetched  Opened  Held
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Fetch(Message, frozen=True):
     Attributes:
         rank: whose image; None is the trainer's own.
         chunks: only these chunks of it are looked at; None: the whole image, and its layout and record with it.
-        as_file: where all of it is a file here, that is wanted and not memory.
+        as_file: where all of it is a file here, that is wanted and not memory; `chunks` of it will be read then.
     """
 
     id: int
@@ -125,12 +126,36 @@ class Opened(Message, frozen=True):
 
     Attributes:
         path: the file's, to speak of it.
+        layout, record: of the image; empty where chunks were asked for, for the trainer knows them.
     """
 
     id: int
     path: bytes
     layout: bytes
     record: bytes
+
+
+class Common(Message, frozen=True):
+    """Of the chunks of an opened image that are to be read: those that others of this node want, too, in memory.
+
+    Asked once all ranks of the node have said which chunks they want, so that each is read once.
+    """
+
+    id: int
+    step: int
+    tier: str
+    rank: int
+
+
+class Held(Message, frozen=True):
+    """Those chunks, checked, each at its place in a segment of the image's size, whose descriptor comes beside it.
+
+    It goes when it is released. Without any there is none.
+    """
+
+    id: int
+    nbytes: int
+    chunks: tuple[int, ...]
 
 
 class Release(Message, frozen=True):
