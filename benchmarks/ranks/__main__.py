@@ -3,6 +3,7 @@
     python -m benchmarks.ranks                                     gloo, on the CPU, beside DCP only
     python -m benchmarks.ranks --ways ddp,fsdp2 --model tiny       gloo, what is measured on devices
     python -m benchmarks.ranks --device cuda --ranks 2             NCCL: a model of 1.3 B, DDP and FSDP2
+    ... --ways ddp,fsdp2 --scratch /dev/shm                        the first save, which goes to disk, takes less time
 
 Every way of dealing out runs in processes of its own; what they found so far is written after each. With `dcp` the
 model is a smaller one on devices, dealt out with FSDP2, since the disk is what takes the time then.

@@ -59,9 +59,6 @@ def rank_main(options: argparse.Namespace) -> None:
         if cuda:
             links(found, device)
             note()
-            if not options.batch:
-                loop.aim(ROOM * found.nbytes / found.at_once)
-                loop.batch = int(slowest(loop.batch))
         stalls(found, loop, options, allowance, note)
     dist.barrier()
     dist.destroy_process_group()
@@ -177,11 +174,14 @@ def stalls(
     ckpt = zerostall.Checkpointer(
         Path(options.folder, "stall"), keep=1, slots=2, disk_interval=3600.0, policy=options.policy, **loop.state()
     )
-    found.batch = loop.batch
     measured = Stalls(found, loop, ckpt, options.steps)
-    ckpt.save(0, when_busy="wait").wait("host", timeout=PATIENCE)
+    ckpt.save(0, when_busy="wait").wait("disk", timeout=PATIENCE)  # and the disk rests from now on
     measured.block(True)  # memory is registered, checksums of what is alike are compared
     measured.at_rest(3)
+    if loop.clock.gpu and not options.batch:
+        loop.aim(ROOM * median(found.drained))
+        loop.batch = int(slowest(loop.batch))
+    found.batch = loop.batch
     note()
     bare, _ = measured.block(False)
     for pair in range(options.pairs):
