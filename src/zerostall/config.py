@@ -18,7 +18,7 @@ ZEROSTALL_STORE_TIMEOUT  seconds that an object store may be silent before a req
 Object stores take credentials, region and endpoint from where their own tools do: AWS_…, GOOGLE_…, AZURE_…,
 STORAGE_EMULATOR_HOST (what stands in for Google's, and asks for no credentials), ~/.aws. What the training process has
 in its environment goes to the agent over their socket.
-ZEROSTALL_RANKS_PATIENCE seconds without a sign of life after which one rank gives another up (default: 600)
+ZEROSTALL_RANKS_PATIENCE seconds without a sign of life after which one rank gives another up (default: 480)
 
 Of an agent that belongs to a cluster:
 
@@ -150,8 +150,12 @@ def read_threads() -> int:
 
 
 def ranks_patience() -> float:
-    """Seconds without a sign of life after which a rank is given up."""
-    chosen = os.environ.get("ZEROSTALL_RANKS_PATIENCE", "600")
+    """Seconds without a sign of life after which a rank is given up.
+
+    Less than the ten minutes after which NCCL ends a process whose collective nobody joins: where ranks are at
+    different points of a program, the error that says so comes first.
+    """
+    chosen = os.environ.get("ZEROSTALL_RANKS_PATIENCE", "480")
     with contextlib.suppress(ValueError):
         if 0 < float(chosen) < float("inf"):
             return float(chosen)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from zerostall.trainer.options import Options
     from zerostall.trainer.policies import Policies
 
-_BUSY_SECONDS = 600.0
+_BUSY_SECONDS = 480.0  # less than the ten minutes that other ranks wait for this one in a collective of NCCL's
 _SAID_SECONDS = 30.0
 _LEASE_SECONDS = 120.0
 _NO_AGENT_SECONDS = 60.0

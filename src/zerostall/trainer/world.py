@@ -281,7 +281,7 @@ class World:
                 late = awaited.late({rank: self._store.add(f"pulse/{rank}", 0) for rank in missing}, now)
                 if late:
                     self._give_up(late, what)
-                if missing and now - said > _SAID_SECONDS:
+                if missing and now - said > min(_SAID_SECONDS, self.patience / 4):
                     said = now
                     log.warning("%s: waiting for %s for %.0f s", what, _ranks(missing, self.size), now - began)
 
