@@ -82,20 +82,24 @@ void bind_cufile(nb::module_& m) {
       .def(
           "__init__",
           [](DeviceTransfer* self, nb::object pool, nb::object file, uint64_t address, uint64_t nbytes,
-             uint64_t offset, bool write) {
+             uint64_t offset, bool write, nb::object memory) {
             const auto& workers = nb::cast<const zs::Pool&>(pool);
             const auto held = nb::cast<const DeviceFile&>(file).held;
-            make(self, {pool, file}, [&] {
+            const CUdeviceptr base =
+                memory.is_none() ? 0 : nb::cast<const RegisteredMemory&>(memory).held->at();
+            make(self, {pool, file, memory}, [&] {
               using Way = zs::DeviceTransfer::Way;
               return zs::DeviceTransfer::begin(workers, held, write ? Way::to_file : Way::to_device, address,
-                                               nbytes, offset);
+                                               nbytes, offset, base);
             });
           },
           "pool"_a, "file"_a, "address"_a, "nbytes"_a, nb::kw_only(), "offset"_a, "write"_a,
+          "memory"_a.none() = nb::none(),
           nb::sig(
               "def __init__(self, pool: Pool, file: DeviceFile, address: int, nbytes: int, *, offset: int, "
-              "write: bool) -> None"),
-          "Whole pages are moved: memory and file may be touched up to the end of the last. Nothing is "
+              "write: bool, memory: RegisteredMemory | None = None) -> None"),
+          "`memory`: what was registered of the device's and is written from. Whole pages are moved: memory "
+          "and file may be touched up to the end of the last. Nothing is "
           "checked "
           "or synced. CorruptError: the file ends too early.");
 }

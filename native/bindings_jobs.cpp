@@ -259,16 +259,19 @@ void bind_files(nb::module_& m) {
       .def(
           "__init__",
           [](FileWrite* self, nb::object pool, int fd, uint64_t image, uint64_t nbytes, uint64_t chunk_bytes,
-             std::vector<uint32_t> checksums, bool direct) {
+             std::vector<uint32_t> checksums, bool direct, const std::optional<std::vector<uint64_t>>& only) {
             const auto& workers = nb::cast<const zs::Pool&>(pool);
             make(self, {pool}, [&] {
               return zs::FileWrite::begin(workers, fd, pointer<const std::byte>(image), nbytes, chunk_bytes,
-                                          std::move(checksums), direct);
+                                          std::move(checksums), direct, only);
             });
           },
           "pool"_a, "fd"_a, "image"_a, "nbytes"_a, nb::kw_only(), "chunk_bytes"_a, "checksums"_a, "direct"_a,
+          "only"_a = nb::none(),
           nb::sig("def __init__(self, pool: Pool, fd: int, image: int, nbytes: int, *, chunk_bytes: int, "
-                  "checksums: collections.abc.Sequence[int], direct: bool) -> None"))
+                  "checksums: collections.abc.Sequence[int], direct: bool, "
+                  "only: collections.abc.Sequence[int] | None = None) -> None"),
+          "With `only`, no chunk but these is written, and what the file has of the others stays.")
       .def_prop_ro(
           "fell_back", [](const FileWrite& w) { return w.get().fell_back(); },
           "Why the page cache was used although `direct` was asked for.");

@@ -1,6 +1,7 @@
 #include <nanobind/stl/string.h>
 
 #include "bindings.hpp"
+#include "completion.hpp"
 #include "error.hpp"
 #include "peer.hpp"
 #include "recall.hpp"
@@ -91,6 +92,21 @@ void bind_unload(nb::module_& m) {
           "CRC-32C of each chunk of the whole image, when done.");
 }
 
+void bind_completion(nb::module_& m) {
+  m.def(
+      "complete",
+      [](const Device& device, const zs::Vault& vault, uint64_t at, uint64_t image, const Runs& missing,
+         const Runs& looked) {
+        return zs::complete(*device.device, vault, at, pointer<const std::byte>(image), missing, looked);
+      },
+      "device"_a, "vault"_a, "at"_a, "image"_a, nb::kw_only(), "missing"_a, "looked"_a, nogil(),
+      nb::sig("def complete(device: Device, vault: Vault, at: int, image: int, *, "
+              "missing: collections.abc.Sequence[tuple[int, int]], "
+              "looked: collections.abc.Sequence[tuple[int, int]]) -> list[int]"),
+      "Bring `missing` (offset, size) of the image in host memory to the one at `at` of the vault.\n\n"
+      "Returns the CRC-32C of each of `looked` as the device sees it then. DeviceError: it cannot look.");
+}
+
 void bind_relay(nb::module_& m) {
   nb::class_<Relay, Job>(m, "Relay", "What lies in a vault of an image, to another vault.")
       .def(
@@ -151,6 +167,7 @@ void bind_peer(nb::module_& m) {
   bind_facts(m);
   bind_lending(m);
   bind_unload(m);
+  bind_completion(m);
   bind_relay(m);
   bind_recall(m);
 }

@@ -139,9 +139,9 @@ uint64_t Handle::read(CUdeviceptr to, uint64_t nbytes, uint64_t offset) const {
       "cuFileRead", offset);
 }
 
-uint64_t Handle::write(CUdeviceptr from, uint64_t nbytes, uint64_t offset) const {
-  return moved(library().cuFileWrite(handle_, reinterpret_cast<const void*>(from), nbytes,
-                                     static_cast<off_t>(offset), 0),
+uint64_t Handle::write(CUdeviceptr base, uint64_t within, uint64_t nbytes, uint64_t offset) const {
+  return moved(library().cuFileWrite(handle_, reinterpret_cast<const void*>(base), nbytes,
+                                     static_cast<off_t>(offset), static_cast<off_t>(within)),
                "cuFileWrite", offset);
 }
 
@@ -178,7 +178,7 @@ Handle::~Handle() = default;
 uint64_t Handle::read(CUdeviceptr, uint64_t, uint64_t) const {
   return 0;
 }
-uint64_t Handle::write(CUdeviceptr, uint64_t, uint64_t) const {
+uint64_t Handle::write(CUdeviceptr, uint64_t, uint64_t, uint64_t) const {
   return 0;
 }
 Registration::Registration(std::shared_ptr<cuda::Context> context, CUdeviceptr at, uint64_t)

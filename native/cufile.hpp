@@ -36,9 +36,10 @@ class Handle {
   Handle& operator=(const Handle&) = delete;
   ~Handle();
 
-  // As pread and pwrite with memory of a device, and as they may stop short. Throw Kind::storage.
+  // As pread and pwrite with memory of a device, and as they may stop short. Throw Kind::storage. What is
+  // written lies `within` bytes behind `base`, which is where memory that is registered begins.
   uint64_t read(CUdeviceptr to, uint64_t nbytes, uint64_t offset) const;
-  uint64_t write(CUdeviceptr from, uint64_t nbytes, uint64_t offset) const;
+  uint64_t write(CUdeviceptr base, uint64_t within, uint64_t nbytes, uint64_t offset) const;
 
  private:
   void* handle_ = nullptr;
@@ -52,6 +53,7 @@ class Registration {
   Registration(const Registration&) = delete;
   Registration& operator=(const Registration&) = delete;
   ~Registration();
+  CUdeviceptr at() const { return at_; }
   const std::string& problem() const { return problem_; }
 
  private:

@@ -70,28 +70,32 @@ bool DeviceFile::read(CUdeviceptr to, uint64_t nbytes, uint64_t offset) const {
   return false;
 }
 
-void DeviceFile::write(CUdeviceptr from, uint64_t nbytes, uint64_t offset) const {
-  const uint64_t moved = move_pages(
-      nbytes, [&](uint64_t done, uint64_t most) { return handle_->write(from + done, most, offset + done); });
+void DeviceFile::write(CUdeviceptr base, uint64_t within, uint64_t nbytes, uint64_t offset) const {
+  const uint64_t moved = move_pages(nbytes, [&](uint64_t done, uint64_t most) {
+    return handle_->write(base, within + done, most, offset + done);
+  });
   if (moved < nbytes) throw stopped(offset + moved);
 }
 
 std::shared_ptr<DeviceTransfer> DeviceTransfer::begin(const Pool& pool,
                                                       std::shared_ptr<const DeviceFile> file, Way way,
-                                                      CUdeviceptr memory, uint64_t nbytes, uint64_t offset) {
+                                                      CUdeviceptr memory, uint64_t nbytes, uint64_t offset,
+                                                      CUdeviceptr base) {
   if (offset % File::kAlign != 0)
     throw Error(Kind::usage, "a direct transfer begins at a whole page of the file");
-  std::shared_ptr<DeviceTransfer> job(new DeviceTransfer(pool, std::move(file), way, memory, nbytes, offset));
+  std::shared_ptr<DeviceTransfer> job(
+      new DeviceTransfer(pool, std::move(file), way, memory, nbytes, offset, base == 0 ? memory : base));
   job->start();
   return job;
 }
 
 DeviceTransfer::DeviceTransfer(const Pool& pool, std::shared_ptr<const DeviceFile> file, Way way,
-                               CUdeviceptr memory, uint64_t nbytes, uint64_t offset)
+                               CUdeviceptr memory, uint64_t nbytes, uint64_t offset, CUdeviceptr base)
     : Job(pool.workers(), (nbytes + kBlock - 1) / kBlock),
       file_(std::move(file)),
       way_(way),
       memory_(memory),
+      base_(base),
       nbytes_(nbytes),
       offset_(offset) {}
 
@@ -99,7 +103,7 @@ void DeviceTransfer::work(uint64_t block) {
   const cuda::Context::Current current(*file_->context);
   const uint64_t begin = block * kBlock, nbytes = std::min(nbytes_ - begin, kBlock);
   if (way_ == Way::to_file)
-    file_->write(memory_ + begin, nbytes, offset_ + begin);
+    file_->write(base_, memory_ - base_ + begin, nbytes, offset_ + begin);
   else if (!file_->read(memory_ + begin, nbytes, offset_ + begin))
     throw Error(Kind::corrupt, "the file ends before byte " + std::to_string(offset_ + begin + nbytes));
   add_progress(nbytes);

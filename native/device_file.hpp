@@ -21,7 +21,7 @@ struct DeviceFile {
   // Whole pages are moved, up to the end of the last; with the context current. `offset`: a multiple of a
   // page.
   bool read(CUdeviceptr to, uint64_t nbytes, uint64_t offset) const;  // false: the file ended early
-  void write(CUdeviceptr from, uint64_t nbytes, uint64_t offset) const;
+  void write(CUdeviceptr base, uint64_t within, uint64_t nbytes, uint64_t offset) const;
 
  private:
   const int fd_, flags_;
@@ -30,23 +30,25 @@ struct DeviceFile {
 
 // `nbytes` from byte `offset` of the file on, which is a multiple of a page, a block at a time. Both ends may
 // be used up to the end of the last page: what a device's copy has there is written, too, for the caller to
-// cut off; what a file has there is read. Syncs nothing. The first error ends it.
+// cut off; what a file has there is read. Syncs nothing. The first error ends it. `base`: where the
+// registered memory begins that is written from; 0 where none is.
 class DeviceTransfer final : public Job {
  public:
   static constexpr uint64_t kBlock = 16 << 20;
   enum class Way : uint8_t { to_device, to_file };
   static std::shared_ptr<DeviceTransfer> begin(const Pool& pool, std::shared_ptr<const DeviceFile> file,
-                                               Way way, CUdeviceptr memory, uint64_t nbytes, uint64_t offset);
+                                               Way way, CUdeviceptr memory, uint64_t nbytes, uint64_t offset,
+                                               CUdeviceptr base = 0);
 
  protected:
   void work(uint64_t block) override;
 
  private:
   DeviceTransfer(const Pool& pool, std::shared_ptr<const DeviceFile> file, Way way, CUdeviceptr memory,
-                 uint64_t nbytes, uint64_t offset);
+                 uint64_t nbytes, uint64_t offset, CUdeviceptr base);
   const std::shared_ptr<const DeviceFile> file_;
   const Way way_;
-  const CUdeviceptr memory_;
+  const CUdeviceptr memory_, base_;
   const uint64_t nbytes_, offset_;
 };
 

@@ -24,12 +24,22 @@ Transfer::Transfer(const Pool& pool, int fd, std::byte* image, std::unique_ptr<C
   if (checks_->nbytes() >= Checks::kBlock) blocks_.emplace(pool.threads());
 }
 
+void Transfer::only(const std::vector<uint64_t>& chunks) {
+  const uint64_t count = (checks_->nbytes() + checks_->chunk_bytes() - 1) / checks_->chunk_bytes();
+  wanted_.assign(count, false);
+  for (const uint64_t chunk : chunks) {
+    if (chunk >= count) throw Error(Kind::usage, "there is no chunk " + std::to_string(chunk));
+    wanted_[chunk] = true;
+  }
+}
+
 std::shared_ptr<FileWrite> FileWrite::begin(const Pool& pool, int fd, const std::byte* image, uint64_t nbytes,
                                             uint64_t chunk_bytes, std::vector<uint32_t> checksums,
-                                            bool direct) {
+                                            bool direct, const std::optional<std::vector<uint64_t>>& only) {
   auto checks = std::make_unique<Checks>(nbytes, chunk_bytes, std::move(checksums));
   std::shared_ptr<FileWrite> job(
       new FileWrite(pool, fd, const_cast<std::byte*>(image), std::move(checks), direct));
+  if (only) job->only(*only);
   job->start();
   return job;
 }
@@ -37,6 +47,7 @@ std::shared_ptr<FileWrite> FileWrite::begin(const Pool& pool, int fd, const std:
 void FileWrite::work(uint64_t index) {
   std::call_once(reserved_, [this] { file_.reserve(checks_->nbytes()); });
   const Checks::Block block = checks_->block(index);
+  if (!wanted(block.chunk)) return;
   if (block.offset == block.chunk * checks_->chunk_bytes()) failpoint("file-write", block.chunk);
   std::optional<Blocks::Lease> lease;
   if (blocks_) lease.emplace(*blocks_);
@@ -59,22 +70,16 @@ void FileWrite::close(bool whole) {
 std::shared_ptr<FileRead> FileRead::begin(const Pool& pool, int fd, std::byte* image, uint64_t nbytes,
                                           uint64_t chunk_bytes, std::vector<uint32_t> checksums, bool direct,
                                           const std::optional<std::vector<uint64_t>>& only) {
-  std::vector<bool> wanted(only ? checksums.size() : 0);
-  if (only)
-    for (const uint64_t chunk : *only) {
-      if (chunk >= wanted.size()) throw Error(Kind::usage, "there is no chunk " + std::to_string(chunk));
-      wanted[chunk] = true;
-    }
   auto checks = std::make_unique<Checks>(nbytes, chunk_bytes, std::move(checksums));
   std::shared_ptr<FileRead> job(new FileRead(pool, fd, image, std::move(checks), direct));
-  job->wanted_ = std::move(wanted);
+  if (only) job->only(*only);
   job->start();
   return job;
 }
 
 void FileRead::work(uint64_t index) {
   const Checks::Block block = checks_->block(index);
-  if (!wanted_.empty() && !wanted_[block.chunk]) return;
+  if (!wanted(block.chunk)) return;
   std::optional<Blocks::Lease> lease;
   if (blocks_) lease.emplace(*blocks_);
   std::byte* const bytes = lease ? lease->held : image_ + block.offset;

@@ -24,17 +24,23 @@ class Transfer : public Job {
  protected:
   Transfer(const Pool& pool, int fd, std::byte* image, std::unique_ptr<Checks> checks, bool direct);
   std::byte* const image_;
+  void only(const std::vector<uint64_t>& chunks);  // the others' blocks are left; before start
+  bool wanted(uint64_t chunk) const { return wanted_.empty() || wanted_[chunk]; }
   const std::unique_ptr<Checks> checks_;
   File file_;
   std::optional<Blocks> blocks_;  // none for an image of less than a block
+
+ private:
+  std::vector<bool> wanted_;  // by chunk; empty: all
 };
 
 // A chunk of the image that fails its checksum fails the job: CorruptError. Sets the file's size; syncs
-// nothing.
+// nothing. With `only`, no chunk but these is written, and what the file has of the others stays.
 class FileWrite final : public Transfer {
  public:
   static std::shared_ptr<FileWrite> begin(const Pool& pool, int fd, const std::byte* image, uint64_t nbytes,
-                                          uint64_t chunk_bytes, std::vector<uint32_t> checksums, bool direct);
+                                          uint64_t chunk_bytes, std::vector<uint32_t> checksums, bool direct,
+                                          const std::optional<std::vector<uint64_t>>& only = std::nullopt);
 
  protected:
   void work(uint64_t block) override;
@@ -61,7 +67,6 @@ class FileRead final : public Transfer {
 
  private:
   using Transfer::Transfer;
-  std::vector<bool> wanted_;  // by chunk; empty: all
 };
 
 }  // namespace zs

@@ -95,7 +95,10 @@ def doctors(monkeypatch: pytest.MonkeyPatch, where: Path) -> dict[str, tuple[str
 
 @pytest.mark.usefixtures("own_agent")
 def test_doctor_tells(cufile: FakeCuFile, device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doctors(monkeypatch, tmp_path)["GPU storage"] == ("yes", "files go straight to a GPU: nvidia-fs 2.17")
+    assert doctors(monkeypatch, tmp_path)["GPU storage"] == (
+        "yes",
+        "files go straight to a GPU, and with peer=True saves straight from one to disk: nvidia-fs 2.17",
+    )
     cufile.fail("cuFileHandleRegister", 1, NOT_SUPPORTED)
     verdict, detail = doctors(monkeypatch, tmp_path)["GPU storage"]
     assert verdict == "limited" and "through host memory" in detail and "(5008)" in detail

@@ -47,6 +47,28 @@ def write(pool: Pool, path: Path, image: bytes, *, direct: bool, chunk_bytes: in
 
 
 @pytest.mark.parametrize("direct", [True, False])
+def test_some_chunks_alone_are_written(pool: Pool, tmp_path: Path, direct: bool) -> None:
+    image, path = image_of(3 * CHUNK + 5), tmp_path / "image"
+    segment, checksums = segment_with(image), checksums_of(image, CHUNK)
+    with path.open("w+b") as file:
+
+        def write_only(*chunks: int) -> None:
+            FileWrite(
+                pool, file.fileno(), segment.address, len(image), chunk_bytes=CHUNK, checksums=checksums,
+                direct=direct, only=chunks,
+            ).wait(30)  # fmt: skip
+
+        write_only()
+        assert path.read_bytes() == bytes(len(image))  # as long as it will be
+        write_only(1, 3)
+        assert path.read_bytes() == bytes(CHUNK) + image[CHUNK : 2 * CHUNK] + bytes(CHUNK) + image[3 * CHUNK :]
+        write_only(0, 2)
+        assert path.read_bytes() == image
+        with pytest.raises(ValueError, match="no chunk 4"):
+            write_only(4)
+
+
+@pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("nbytes", [0, 1, 4095, 4096, 4097, CHUNK, CHUNK + 1, 5 * CHUNK + 12345])
 def test_there_and_back(pool: Pool, tmp_path: Path, direct: bool, nbytes: int) -> None:
     image, path = image_of(nbytes), tmp_path / "image"

@@ -10,6 +10,9 @@
 //   fake_cufile_without_driver()           nvidia-fs is not there: compatibility mode alone
 //   fake_cufile_count(function)            calls since reset
 //   fake_cufile_registered()               buffers that are registered
+//
+// FAKE_CUFILE_FAIL="function nth code" is fake_cufile_fail, FAKE_CUFILE_WITHOUT_DRIVER
+// fake_cufile_without_driver in processes that tests do not call into.
 #include <cufile.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -23,6 +26,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <sstream>
 #include <string>
 
 namespace {
@@ -37,8 +41,19 @@ struct World {
   bool driver = true;
 };
 
+World* make_world() {
+  auto* const world = new World;
+  const char* setting = std::getenv("FAKE_CUFILE_FAIL");
+  std::istringstream words(setting != nullptr ? setting : "");
+  std::string function;
+  int nth = 0, code = 0;
+  if (words >> function >> nth >> code) world->faults[function] = {nth, code};
+  world->driver = std::getenv("FAKE_CUFILE_WITHOUT_DRIVER") == nullptr;
+  return world;
+}
+
 World& world() {
-  static auto* const world = new World;
+  static auto* const world = make_world();
   return *world;
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import Manifest, Record
     from zerostall.flow.budget import Budget
+    from zerostall.tiers.contract import Image
+    from zerostall.tiers.host import Held
+
+Post = Callable[[Callable[[], None]], None]
 
 
 _SPOILED_KEPT = 16
@@ -188,6 +193,10 @@ class Berth:
         """Does the trainer say that a snapshot is being captured just now? Any thread."""
         page = self.current.notice if self.current is not None and self.client is not None else None
         return page is not None and page.busy
+
+    def image(self, tier: HostTier, held: Held, post: Post, turn: Callable[[], object] = lambda: None) -> Image:
+        """One that is held, for the disk to take; each stretch that it takes from a device when it is its `turn`."""
+        return held.image if self.stowage is None else self.stowage.straight.of(tier, held, post, turn)
 
     def draining(self) -> bool:
         """Is an image on its way from a vault to host memory?"""

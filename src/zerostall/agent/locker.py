@@ -13,12 +13,17 @@ from zerostall.tiers.host import PAGE
 from zerostall.wire import lockers as w
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from zerostall.agent.vaults import Vaults
     from zerostall.tiers.host import HostTier
 
 PLACES = 2
 """One is captured into while the other is emptied."""
 _MOST_FAILURES = 5
+
+
+Answer = w.Written | w.NotStraight | w.Stuck
 
 
 class Holder(Protocol):
@@ -55,6 +60,7 @@ class Locker:
         self._holder = holder
         self._whose = whose
         self._shown: set[int] = set()
+        self._writes: dict[int, Callable[[Answer], None]] = {}
         self._failures = 0
         self._retry_at = 0.0
         self.gpu = ""
@@ -91,6 +97,9 @@ class Locker:
     def _forget(self) -> int:
         key, self.key, self.handle, self.places = self.key, 0, b"", Places(0)
         self._shown.clear()
+        writes, self._writes = self._writes, {}
+        for order, then in writes.items():
+            then(w.Stuck(id=order, reason="the vault is gone"))
         return key
 
     def advance(self, now: float) -> None:
@@ -113,6 +122,11 @@ class Locker:
 
     def order(self, order: w.Drain | w.Mirror) -> None:
         self._vaults.order(self.gpu, order, self)
+
+    def write(self, order: w.Write, then: Callable[[Answer], None]) -> None:
+        """Have the vault write to a file that it was shown; then `then` is called."""
+        self._writes[order.id] = then
+        self._vaults.write(self.gpu, order, self)
 
     def end(self, reason: str) -> None:
         """Its vault does nothing any more."""
@@ -146,6 +160,10 @@ class Locker:
     def stuck(self, order: int, reason: str) -> None:
         self.last_error = reason
         self._holder.stuck(order, reason)
+
+    def written(self, answer: Answer) -> None:
+        if then := self._writes.pop(answer.id, None):
+            then(answer)
 
     def lost(self, reason: str) -> None:
         self._failures += 1

@@ -170,7 +170,8 @@ class Outpost:
                 tier.release(held)
 
     def _write(self, order: n.Write) -> None:
-        images = [held.image for _, held in self._kept.get(order.save, [])]
+        kept, berths = self._kept.get(order.save, []), self._run.berths
+        images = [berths[held.image.record.rank].image(tier, held, self._post) for tier, held in kept]
         here = [rank for rank in self._run.here if rank < self._run.world]
 
         def write() -> None:

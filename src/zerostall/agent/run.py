@@ -463,6 +463,9 @@ class Run:
 
     def close(self) -> None:
         """Wait for what is under way, then give back the memory and the folder."""
+        for berth in self.berths.values():
+            if berth.stowage is not None:
+                berth.stowage.straight.close()  # who writes waits for this very loop
         for one in (self.outpost, self.seat):
             if one is not None:
                 one.close()

@@ -14,6 +14,7 @@ import msgspec
 
 from zerostall.agent.consignment import Consignment, Copy, names_at
 from zerostall.agent.locker import Locker
+from zerostall.agent.straight_writes import StraightWrites
 from zerostall.core import checksum
 from zerostall.core import manifest as manifests
 from zerostall.core.candidates import Past
@@ -41,7 +42,11 @@ _NAMED = 5
 
 
 class Stowage:
-    """Driven by the agent's loop; see `locker.Holder`. Images are emptied in the order in which they came."""
+    """Driven by the agent's loop; see `locker.Holder`. Images are emptied in the order in which they came.
+
+    Attributes:
+        straight: what goes from there to disk, past host memory.
+    """
 
     def __init__(self, run: Run, berth: Berth, vaults: Vaults) -> None:
         self._run = run
@@ -50,6 +55,7 @@ class Stowage:
         whose = f"rank {berth.rank} of {run.where}"
         self._first = Locker(vaults, self, whose)
         self._second = Locker(vaults, self, f"the mirror of {whose}")
+        self.straight = StraightWrites(vaults, (self._first, self._second), lambda: run.advance())
         self._rented: w.Rent | None = None
         self._granted: tuple[int, int] | None = None  # locker and place; stays when the locker is gone
         self._queue: list[Consignment] = []
@@ -380,6 +386,7 @@ class Stowage:
             where += f", {second.places.whole()} mirrored in {second.nbytes / 1e9:.3g} GB of {second.gpu}"
         elif self._rented is not None and self._rented.mirror:
             where += ", no mirror"
+        where += self.straight.words()
         places = max(len(first.places), len(second.places))
         step, created = self._newest or (None, 0.0)
         return m.TierReport(

@@ -191,24 +191,24 @@ class Trickle:
             assert tier is not None
             held[rank] = tier, tier.hold(step)
             wishes.append(self._berths[rank].wishes.get(step, Wish()))
+        promised = self._waited_for(step)
+        turn = partial(self._governor.await_write, promised=promised)
         first = self._berths[0].wishes.get(step, Wish())
         wishes += self.seat.wishes(first.save) if self.seat else []
         order = Order(
             manifest=manifest,
-            images=tuple(image.image for _, image in held.values()),
+            images=tuple(self._berths[rank].image(*kept, self._post, turn) for rank, kept in held.items()),
             others=self.seat.errand(first.save) if self.seat else None,
             replace=any(wish.replace for wish in wishes),
             pin=any(wish.pin for wish in wishes),
             aside=tuple(sorted({past for wish in wishes for past in wish.aside})),
         )
         self._flight = Flight(order, held, first.save)
-        promised = self._waited_for(step)
         self._began = time.monotonic()
         self._untidy += 1
 
         def write() -> None:
             with self._governor.writing(promised=promised):
-                turn = partial(self._governor.await_write, promised=promised)
                 outcome = persist(self._folder.disk, order, self._folder.hold, turn)
             self._post(lambda: self._landed(outcome))
             if outcome.error is None:

@@ -1,8 +1,8 @@
 """`python -m zerostall.agent.vault`: holds images in the memory of one GPU. Started by the agent, and ends with it.
 
 What is captured it does not copy into its memory: trainers do, with their own GPU's copy engines. It brings what they
-say is whole to host memory, chunk by chunk on a stream of the least priority, and takes the checksums there; and it
-fetches copies of what lies in other vaults.
+say is whole to host memory, chunk by chunk on a stream of the least priority, and takes the checksums there; it
+fetches copies of what lies in other vaults; and where GPUDirect Storage is there, it writes files (`shelf`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
-from dataclasses import dataclass
 
 from zerostall import config, native
+from zerostall.agent.shelf import Locker, Shelf
 from zerostall.errors import CapabilityError, CapacityError, DeviceError, ZerostallError
 from zerostall.telemetry import log
 from zerostall.wire import lockers as w
@@ -27,14 +28,8 @@ from zerostall.wire.channel import Channel, ClosedError, drop
 _PR_SET_PDEATHSIG = 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Locker:
-    memory: native.Vault
-    stride: int
-
-
 class Vault:
-    """Does what the agent says, one thing after the other.
+    """Does what the agent says, one thing after the other; files are written meanwhile, by a thread of their own.
 
     Args:
         budget: most bytes it lends; None for half of what is free when it is first asked.
@@ -48,8 +43,10 @@ class Vault:
         self._device = native.Device(seen[gpu].ordinal)
         self._pool = native.Pool("vault", config.copy_threads(device=True))
         self._budget = budget if budget is not None else self._device.memory[0] // 2
-        self._lockers: dict[int, _Locker] = {}
+        self._lockers: dict[int, Locker] = {}
         self._segments: dict[int, native.Segment] = {}
+        self._sending = threading.Lock()
+        self._shelf = Shelf(self._device, self._lockers, self._segments, self._send)
         channel.send(w.Ready(name=seen[gpu].name, budget=self._budget))
 
     def serve(self) -> None:
@@ -68,18 +65,30 @@ class Vault:
     def _handle(self, message: w.ToVault, fds: list[int]) -> None:
         match message:
             case w.Lend():
-                self._channel.send(self._lend(message))
+                self._send(self._lend(message))
             case w.TakeBack(key=key):
                 self._lockers.pop(key, None)
+                self._shelf.forget(key)
             case w.Show():
                 self._show(message, fds[0])
             case w.Hide(key=key):
-                if segment := self._segments.pop(key, None):
-                    segment.close()
+                with self._shelf.filling:
+                    if segment := self._segments.pop(key, None):
+                        segment.close()
             case w.Drain():
-                self._channel.send(self._drain(message))
+                self._send(self._drain(message))
             case w.Mirror():
-                self._channel.send(self._mirror(message))
+                self._send(self._mirror(message))
+            case w.ShowFile(key=key):
+                self._shelf.show(key, fds[0])
+            case w.HideFile(key=key):
+                self._shelf.hide(key)
+            case w.Write():
+                self._shelf.write(message)
+
+    def _send(self, message: w.FromVault) -> None:
+        with self._sending:
+            self._channel.send(message)
 
     def _lend(self, request: w.Lend) -> w.Opened | w.Declined:
         lent = sum(locker.memory.nbytes for locker in self._lockers.values())
@@ -94,7 +103,7 @@ class Vault:
             except CapacityError:
                 why = f"the GPU has no {nbytes} bytes to spare, only {self._device.memory[0]}"
                 continue
-            self._lockers[request.key] = _Locker(memory, request.stride)
+            self._lockers[request.key] = Locker(memory, request.stride)
             log.info("vault: %d bytes for %d images are lent", nbytes, places)
             return w.Opened(key=request.key, handle=memory.handle(), places=places)
         return w.Declined(key=request.key, reason=why)
@@ -107,7 +116,7 @@ class Vault:
         try:
             segment.pin(self._device, stretch=message.stride, threads=self._pool.threads)
         except (DeviceError, CapacityError) as error:
-            self._channel.send(w.Slow(reason=f"host memory could not be registered with CUDA: {error}"))
+            self._send(w.Slow(reason=f"host memory could not be registered with CUDA: {error}"))
         else:
             seconds = time.perf_counter() - start
             log.info("vault: %d bytes of host memory registered in %.3f s", message.nbytes, seconds)

@@ -32,6 +32,8 @@ class Renter(Protocol):
 
     def stuck(self, order: int, reason: str) -> None: ...
 
+    def written(self, answer: w.Written | w.NotStraight | w.Stuck) -> None: ...
+
     def lost(self, reason: str) -> None:
         """The vault is gone, and all that was in it."""
 
@@ -78,6 +80,22 @@ class Vaults:
         for process in self._running.values():
             process.send(w.Hide(key=key))
 
+    def write(self, gpu: str, order: w.Write, renter: Renter) -> None:
+        """Have the vault write to a file; `written` follows, or `lost`."""
+        if process := self._running.get(gpu):
+            process.writes[order.id] = renter
+            process.send(order)
+
+    def show_file(self, gpu: str, key: int, fd: int) -> None:
+        """A file that the vault will write to."""
+        if process := self._running.get(gpu):
+            process.send(w.ShowFile(key=key), fd)
+
+    def hide_file(self, gpu: str, key: int) -> None:
+        """The vault is through with it."""
+        if process := self._running.get(gpu):
+            process.send(w.HideFile(key=key))
+
     def order(self, gpu: str, order: w.Drain | w.Mirror, renter: Renter) -> None:
         """Have the vault empty or fill a place; `emptied`, `mirrored` or `stuck` follows, or `lost`."""
         if process := self._running.get(gpu):
@@ -119,6 +137,7 @@ class Vaults:
         renters = list(process.renters.values())
         process.renters.clear()
         process.orders.clear()
+        process.writes.clear()
         if renters:
             log.error("the vault of %s is gone, with all that was in it: %s", process.gpu, reason)
         for renter in renters:
@@ -126,7 +145,7 @@ class Vaults:
 
 
 class _Process:
-    """One vault. `renters` by their locker's key, `orders` by number."""
+    """One vault. `renters` by their locker's key, `orders` and `writes` by number."""
 
     def __init__(
         self,
@@ -139,6 +158,7 @@ class _Process:
         self.gpu = gpu
         self.renters: dict[int, Renter] = {}
         self.orders: dict[int, Renter] = {}
+        self.writes: dict[int, Renter] = {}
         self._post = post
         self._ended = ended
         self._declined = declined
@@ -209,6 +229,11 @@ class _Process:
             case w.Mirrored():
                 if renter := self.orders.pop(message.id, None):
                     renter.mirrored(message.id)
+            case w.Written() | w.NotStraight():
+                if renter := self.writes.pop(message.id, None):
+                    renter.written(message)
+            case w.Stuck() if renter := self.writes.pop(message.id, None):
+                renter.written(message)
             case w.Stuck():
                 if renter := self.orders.pop(message.id, None):
                     renter.stuck(message.id, message.reason)

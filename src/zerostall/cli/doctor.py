@@ -306,5 +306,6 @@ def _gpu_storage(where: Path) -> Finding:
         chosen, problem = None, str(error)
     if problem or chosen is None:
         told = "; ".join(filter(None, [problem, gds.advice(problem)]))
-        return Finding("GPU storage", "limited", f"files reach a GPU through host memory: {told}")
-    return Finding("GPU storage", "yes", f"files go straight to a GPU: {chosen.reason}")
+        return Finding("GPU storage", "limited", f"files reach a GPU, and saves the disk, through host memory: {told}")
+    words = "files go straight to a GPU, and with peer=True saves straight from one to disk"
+    return Finding("GPU storage", "yes", f"{words}: {chosen.reason}")

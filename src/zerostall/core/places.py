@@ -20,6 +20,16 @@ Runs = tuple[tuple[int, int], ...]
 """Offset in the image and size of what lies in a place, rising."""
 
 
+def gaps(runs: Runs, begin: int, end: int) -> Runs:
+    """What of that stretch of an image lies in none of the runs."""
+    found: list[tuple[int, int]] = []
+    for offset, size in (*runs, (end, 0)):
+        if begin < min(offset, end):
+            found.append((begin, min(offset, end) - begin))
+        begin = max(begin, offset + size)
+    return tuple(found)
+
+
 class Phase(Enum):
     free = "free"
     granted = "granted"

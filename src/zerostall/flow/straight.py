@@ -18,14 +18,18 @@ if TYPE_CHECKING:
 
 
 def choice(device: native.Device) -> Choice:
-    """Whether files go straight to that device, and why. The first call opens cuFile."""
-    setting = config.gds()
-    found = gds.Found() if setting == "off" else _found(device)
-    chosen = gds.choose(setting, found)
+    """Whether files go straight to that device, and why; a fallback is said. The first call opens cuFile."""
+    chosen = look(device)
     if chosen.fallback:
         outcome = "used all the same" if chosen.use else "files reach the device through host memory"
         say_once("gds", "ZEROSTALL_GDS=on, but %s: %s", chosen.reason, outcome)
     return chosen
+
+
+def look(device: native.Device) -> Choice:
+    """As `choice`, and says nothing: whoever wanted it is to be told elsewhere."""
+    setting = config.gds()
+    return gds.choose(setting, gds.Found() if setting == "off" else _found(device))
 
 
 def device_file(device: native.Device, fd: int, path: Path) -> native.DeviceFile | None:

@@ -32,6 +32,17 @@ if TYPE_CHECKING:
     from zerostall.core.manifest import Manifest, RankFacts, Record, RunFacts
 
 
+class DeviceCopy(Protocol):
+    """The same image in a device's memory, from where a file may take it straight (`core.gds`)."""
+
+    def write(self, fd: int, where: Path) -> int:
+        """Have the open file take whole chunks from there, from the first on; how many it has got.
+
+        The rest is the caller's, who is told nothing but what was said once: it never raises. Nothing is synced.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
     """One rank's image in memory.
@@ -39,11 +50,13 @@ class Image:
     Attributes:
         layout, record: what it is and what its chunks must add up to.
         address: of `layout.nbytes` readable bytes, page aligned, readable up to the next page boundary.
+        device: where it lies on a device, too.
     """
 
     layout: Layout
     record: Record
     address: int
+    device: DeviceCopy | None = None
 
 
 @dataclass(frozen=True, slots=True)

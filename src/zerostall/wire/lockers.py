@@ -4,8 +4,8 @@ A *vault* is a process of the agent that lends memory of one GPU; a *locker* is 
 places for an image.
 
     trainer → agent   Rent  NoUse                  agent → trainer   Locker  NoLocker  Drained   (all events)
-    agent → vault     Lend  TakeBack  Show  Hide  Drain  Mirror
-    vault → agent     Ready  Opened  Declined  Emptied  Mirrored  Stuck  Slow  Closed
+    agent → vault     Lend  TakeBack  Show  Hide  Drain  Mirror  ShowFile  HideFile  Write
+    vault → agent     Ready  Opened  Declined  Emptied  Mirrored  Stuck  Written  NotStraight  Slow  Closed
 """
 
 from __future__ import annotations
@@ -164,6 +164,41 @@ class Mirror(Message, frozen=True):
     runs: tuple[tuple[int, int], ...]
 
 
+class ShowFile(Message, frozen=True):
+    """A file to write, whose descriptor is beside the message, for `Write` to name; its flags are the vault's alone."""
+
+    key: int
+
+
+class HideFile(Message, frozen=True):
+    """Nothing more is written to that file."""
+
+    key: int
+
+
+class Write(Message, frozen=True):
+    """Write whole chunks of an image to their place in that file, straight from a place of that locker.
+
+    Answered by `Written`, `NotStraight` or `Stuck` with this id, perhaps after what was ordered later.
+
+    Attributes:
+        memory, offset: where the whole image lies in host memory.
+        first, checksums: the first of these chunks, and of each the CRC-32C.
+        missing: offset in the image and size of what of them is in host memory alone, rising.
+    """
+
+    id: int
+    file: int
+    locker: int
+    place: int
+    memory: int
+    offset: int
+    chunk_bytes: int
+    first: int
+    checksums: tuple[int, ...]
+    missing: tuple[tuple[int, int], ...]
+
+
 # ---------------------------------------------------------------------------------------------- vault → agent
 
 
@@ -210,6 +245,24 @@ class Stuck(Message, frozen=True):
     reason: str
 
 
+class Written(Message, frozen=True):
+    """It is in the file, and not synced."""
+
+    id: int
+
+
+class NotStraight(Message, frozen=True):
+    """Files do not go straight from this GPU's memory, nor will they.
+
+    Attributes:
+        fallback: somebody wanted them to.
+    """
+
+    id: int
+    reason: str
+    fallback: bool
+
+
 class Slow(Message, frozen=True):
     """The vault does it in a slower way."""
 
@@ -222,5 +275,5 @@ class Closed(Message, frozen=True):
     reason: str
 
 
-ToVault = Lend | TakeBack | Show | Hide | Drain | Mirror
-FromVault = Ready | Opened | Declined | Emptied | Mirrored | Stuck | Slow | Closed
+ToVault = Lend | TakeBack | Show | Hide | Drain | Mirror | ShowFile | HideFile | Write
+FromVault = Ready | Opened | Declined | Emptied | Mirrored | Stuck | Written | NotStraight | Slow | Closed
