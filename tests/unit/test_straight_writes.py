@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -188,10 +188,9 @@ class Bench:
 
 
 @pytest.fixture(autouse=True)
-def short_stretches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(straight_writes, "STRETCH", 2 * CHUNK)
     monkeypatch.setattr(telemetry, "_said", {})
-    return None
 
 
 def said() -> str:
