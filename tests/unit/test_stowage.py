@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from images import LAYOUT_OF_ALL, record_of
-from zerostall.agent.stowage import LINGER_SECONDS, PATIENCE_SECONDS, Stowage
+from zerostall.agent.stowage import LINGER_SECONDS, PATIENCE_SECONDS, Quay, Stowage
 from zerostall.core.candidates import Past
 from zerostall.wire import lockers as w
 from zerostall.wire import messages as m
@@ -45,11 +46,11 @@ class Bench:
         self.berth = SimpleNamespace(rank=0, client=object(), current=tier, send=self.told.append)
         self.passed: list[str] = []
         self.number = 0
-        run = SimpleNamespace(
-            where="run",
-            undrained=SimpleNamespace(look=lambda: None),
-            passed=lambda berth, save, reason: self.passed.append(reason),
-            seal=lambda berth, slot, record, wish: self.sealed.append(record.step),
+        quay = Quay(
+            seal=lambda slot, record, wish: self.sealed.append(record.step),
+            passed=lambda save, reason: self.passed.append(reason),
+            promise=lambda past, where: None,
+            idle=lambda: None,
         )
         vaults = SimpleNamespace(
             lend=self._lend,
@@ -59,7 +60,7 @@ class Bench:
             next_order=self._next,
             end=lambda gpu, reason: self.ended.append(reason),
         )
-        self.stowage = Stowage(run, self.berth, vaults)  # type: ignore[arg-type]
+        self.stowage = Stowage(Path("run"), self.berth, quay, vaults)  # type: ignore[arg-type]
         self.stowage.rent(w.Rent(gpu="GPU-1", nbytes=NBYTES, mirror=mirror))
 
     def _lend(self, gpu: str, request: w.Lend, renter: Any) -> None:

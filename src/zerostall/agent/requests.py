@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zerostall.agent.stowage import Stowage
 from zerostall.agent.wish import Wish
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
@@ -56,9 +55,7 @@ class Requests:
                     run.seal(berth, message.slot, *_sealed(message))
                 run.tally.held_up(message.stalls)
             case m.Rent():
-                if berth.stowage is None:
-                    berth.stowage = Stowage(run, berth, self._vaults)
-                berth.stowage.rent(message)
+                run.rent(berth, message, self._vaults)
             case m.NoUse():
                 if berth.stowage is not None:
                     berth.stowage.no_use(message)

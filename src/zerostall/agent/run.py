@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from zerostall.agent.folder import RunFolder
 from zerostall.agent.outpost import Outpost
 from zerostall.agent.promises import Promises
 from zerostall.agent.seat import Seat
+from zerostall.agent.stowage import Quay, Stowage
 from zerostall.agent.tally import Tally
 from zerostall.agent.trickle import Trickle
 from zerostall.agent.undrained import Undrained
@@ -30,6 +32,7 @@ from zerostall.wire import messages as m
 if TYPE_CHECKING:
     from zerostall import native
     from zerostall.agent.client import Client, NodeClient
+    from zerostall.agent.vaults import Vaults
     from zerostall.agent.wish import Wish
     from zerostall.core.candidates import Past
     from zerostall.core.manifest import Manifest, Record
@@ -333,6 +336,18 @@ class Run:
         self.trickle.try_again(record.step)
         self.promises.replaced(berth, before)
         self.caller.sealed(berth, record, wish, adopted=adopted)
+
+    def rent(self, berth: Berth, request: m.Rent, vaults: Vaults) -> None:
+        """A trainer wants to capture into other GPUs' memory."""
+        if berth.stowage is None:
+            quay = Quay(
+                seal=partial(self.seal, berth),
+                passed=partial(self.passed, berth),
+                promise=partial(self.promises.make, berth),
+                idle=self.undrained.look,
+            )
+            berth.stowage = Stowage(self.where, berth, quay, vaults)
+        berth.stowage.rent(request)
 
     def stow(self, berth: Berth, slot: int, record: Record, wish: Wish, stowed: m.Stowed) -> None:
         """A rank's image is whole, but for what a vault has still to bring."""

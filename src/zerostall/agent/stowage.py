@@ -8,7 +8,8 @@ restores copies it from there, GPU to GPU.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -25,13 +26,14 @@ from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-    from zerostall.agent.berth import Berth
     from zerostall.agent.client import Client
-    from zerostall.agent.run import Run
     from zerostall.agent.vaults import Vaults
     from zerostall.agent.wish import Wish
     from zerostall.core.manifest import Record
+    from zerostall.core.roll import Save
+    from zerostall.tiers.host import HostTier
 
 LINGER_SECONDS = 60.0
 """A GPU's memory is not kept for longer for a trainer that is gone: one that takes its place may restore from there."""
@@ -41,6 +43,34 @@ LEAST_RATE = 0.5e9
 _NAMED = 5
 
 
+class Owner(Protocol):
+    """The rank whose images these are, as `berth.Berth` has it."""
+
+    rank: int
+    current: HostTier | None
+    client: Client | None
+
+    def send(self, message: m.Message) -> None:
+        """Tell the trainer, if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quay:
+    """Where images arrive: what the rank's run does with those that are in host memory, or will not be.
+
+    Attributes:
+        seal: the image in a slot is whole.
+        passed: the rank goes on without a save, and why.
+        promise: somebody waits for an image in a slower tier.
+        idle: nothing is on its way any more.
+    """
+
+    seal: Callable[[int, Record, Wish], None]
+    passed: Callable[[Save, str], None]
+    promise: Callable[[Past, str], None]
+    idle: Callable[[], None]
+
+
 class Stowage:
     """Driven by the agent's loop; see `locker.Holder`. Images are emptied in the order in which they came.
 
@@ -48,11 +78,12 @@ class Stowage:
         straight: what goes from there to disk, past host memory.
     """
 
-    def __init__(self, run: Run, berth: Berth, vaults: Vaults) -> None:
-        self._run = run
+    def __init__(self, where: Path, berth: Owner, quay: Quay, vaults: Vaults) -> None:
+        self._where = where
         self._berth = berth
+        self._quay = quay
         self._vaults = vaults
-        whose = f"rank {berth.rank} of {run.where}"
+        whose = f"rank {berth.rank} of {where}"
         self._first = Locker(vaults, self, whose)
         self._second = Locker(vaults, self, f"the mirror of {whose}")
         self.straight = StraightWrites(vaults, (self._first, self._second), lambda: run.advance())
@@ -83,7 +114,7 @@ class Stowage:
     def no_use(self, message: w.NoUse) -> None:
         """The trainer cannot reach it."""
         if message.locker == self._first.key:
-            log.warning("rank %d of %s cannot use its locker: %s", self._berth.rank, self._run.where, message.reason)
+            log.warning("rank %d of %s cannot use its locker: %s", self._berth.rank, self._where, message.reason)
             self._give_back(message.reason)
 
     def reserve(self) -> tuple[int, int] | None:
@@ -266,10 +297,10 @@ class Stowage:
         encoded = manifests.encode_record(record)
         self._berth.send(w.Drained(slot=image.slot, step=record.step, created=record.created, record=encoded))
         try:
-            self._run.seal(self._berth, image.slot, record, image.wish)
+            self._quay.seal(image.slot, record, image.wish)
             self._newest = record.step, record.created
             for where in image.promised:
-                self._run.promises.make(self._berth, past, where)
+                self._quay.promise(past, where)
         except ZerostallError as error:
             image.close(None)
             self._throw_away(image, error)
@@ -288,7 +319,7 @@ class Stowage:
         if self._queue:
             self._drain(self._queue[0])
         else:
-            self._run.undrained.look()
+            self._quay.idle()
 
     def _throw_away(self, image: Consignment, why: ZerostallError) -> None:
         image.tier.slots.discard(image.slot)
@@ -297,9 +328,9 @@ class Stowage:
 
     def _say_spoiled(self, record: Record, wish: Wish, why: ZerostallError) -> None:
         reason, kind, rank = m.plain(str(why.args[0])), type(why).__name__, self._berth.rank
-        log.warning("%s, rank %d: step %d is dirty: %s", self._run.where, rank, record.step, reason)
+        log.warning("%s, rank %d: step %d is dirty: %s", self._where, rank, record.step, reason)
         self._berth.send(m.Spoiled(step=record.step, created=record.created, rank=rank, reason=reason, kind=kind))
-        self._run.passed(self._berth, wish.save, reason)
+        self._quay.passed(wish.save, reason)
 
     def _forget(self, locker: Locker, key: int, reason: str) -> None:
         """What was in that locker is gone. Images that lie in the other one, too, go on from there."""
@@ -324,7 +355,7 @@ class Stowage:
                 oldest.problem = AgentError(reason)
                 self._drain(oldest)
         elif queue:
-            self._run.undrained.look()
+            self._quay.idle()
 
     def _give_back(self, reason: str) -> None:
         self._rented = None
@@ -341,7 +372,7 @@ class Stowage:
             self._alone_since, self._last = now, client
         elif (self._first.key or self._second.key) and now - self._alone_since > LINGER_SECONDS:
             why = "nobody trains" if client is None else "its trainer has asked for none"
-            log.info("rank %d of %s: its locker goes, for %s", self._berth.rank, self._run.where, why)
+            log.info("rank %d of %s: its locker goes, for %s", self._berth.rank, self._where, why)
             self._give_back(why)
         if self._queue and now > self._late_at:
             self._late_at = now + PATIENCE_SECONDS
