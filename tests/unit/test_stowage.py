@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from images import LAYOUT_OF_ALL, record_of
-from zerostall.agent.stowage import LINGER_SECONDS, PATIENCE_SECONDS, Quay, Stowage
+from zerostall.agent.quay import Quay
+from zerostall.agent.stowage import LINGER_SECONDS, PATIENCE_SECONDS, Stowage
 from zerostall.core.candidates import Past
 from zerostall.wire import lockers as w
 from zerostall.wire import messages as m
@@ -51,6 +52,7 @@ class Bench:
             passed=lambda save, reason: self.passed.append(reason),
             promise=lambda past, where: None,
             idle=lambda: None,
+            advance=lambda: None,
         )
         vaults = SimpleNamespace(
             lend=self._lend,

@@ -1,4 +1,4 @@
-"""What a run's carrier may take: steps on disk, or in host memory where the run has no disk; and what each tier has."""
+"""What a run's carrier may take: steps on disk, or in host memory where the run has no disk."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ from typing import TYPE_CHECKING
 
 from zerostall.agent.carrier import Cargo
 from zerostall.flow.carry import Load
-from zerostall.wire import messages as m
 
 _LIST_SECONDS = 1.0
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from zerostall.agent.berth import Berth
-    from zerostall.agent.run import Run
+    from zerostall.agent.standing import Standing
 
 
-def cargo_of_disk(run: Run) -> Cargo:
+def cargo_of_disk(run: Standing) -> Cargo:
     """Steps that are on disk. The folder is listed when one has got there, and every now and then."""
     disk = run.folder.disk
     listed: tuple[float, list[int]] = (0.0, [])
@@ -41,7 +37,7 @@ def cargo_of_disk(run: Run) -> Cargo:
     return Cargo(lambda: max(steps(), default=None), lambda step: step in steps(), load, forget, disk.created)
 
 
-def cargo_of_memory(run: Run) -> Cargo:
+def cargo_of_memory(run: Standing) -> Cargo:
     """Steps that are clean in memory; what is taken is held until it is let go of."""
 
     def load(step: int) -> Load:
@@ -81,37 +77,3 @@ def no_cargo() -> Cargo:
         raise AssertionError(f"step {step} is not this agent's to carry")
 
     return Cargo(lambda: None, lambda step: False, load, lambda: None, lambda step: 0.0)
-
-
-def tier_reports(run: Run, berth: Berth) -> Iterator[m.TierReport]:
-    """What the run has in each of its tiers."""
-    peer = berth.stowage.report() if berth.stowage is not None else None
-    if peer is not None:
-        yield peer
-    clean = berth.clean_steps()
-    newest = max(clean, default=None)
-    manifest = berth.manifest(newest) if newest is not None else None
-    yield m.TierReport(
-        tier="host",
-        where="memory of this machine",
-        newest=newest,
-        created=manifest.created if manifest else 0.0,
-        steps=len(clean),
-        every=0.0,
-        keep="as many as slots hold",
-    )
-    if not run.url:
-        steps = run.folder.disk.steps()
-        yield m.TierReport(
-            tier="disk",
-            where=m.plain(str(run.where)),
-            newest=max(steps, default=None),
-            created=run.folder.disk.created(steps[-1]) if steps else 0.0,
-            steps=len(steps),
-            every=run.trickle.interval,
-            keep=run.trickle.keep.words(),
-            moving=run.trickle.writing(),
-            last_error=m.plain(run.trickle.last_error),
-        )
-    if run.carrier is not None:
-        yield run.carrier.report()

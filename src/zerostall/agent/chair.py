@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from zerostall.agent.berth import Berth
-    from zerostall.agent.seat import Seat
+    from zerostall.agent.fellows import Fellows
     from zerostall.agent.verdicts import Verdicts
     from zerostall.agent.wish import Wish
     from zerostall.core.candidates import Past
@@ -53,6 +53,10 @@ class Caller(Protocol):
     def plan(self, plan: m.Plan) -> None:
         """A rank proposes what all are to do."""
 
+    def promise(self, rank: int, past: Past, save: Save | None, tier: str) -> bool:
+        """A rank waits for its image in `tier`; True where another node's agent was asked to see to that."""
+        ...
+
     def pending(self) -> list[Save]:
         """Saves that this node's ranks have sealed and that may yet become clean."""
         ...
@@ -66,11 +70,11 @@ class Caller(Protocol):
 
 
 class Chair:
-    """See `Caller`. With a `seat`, ranks of other nodes are heard through it, and hear what is decided."""
+    """See `Caller`. `fellows` hear what is decided; what they say comes through their seat."""
 
-    def __init__(self, where: Path, world: int, verdicts: Verdicts, seat: Seat | None = None) -> None:
+    def __init__(self, where: Path, world: int, verdicts: Verdicts, fellows: Fellows | None = None) -> None:
         self.world = world
-        self.seat = seat
+        self.fellows = fellows
         self._where = where
         self._verdicts = verdicts
         self._roll = Roll(world)
@@ -113,8 +117,11 @@ class Chair:
                 return
             self._leaving = plan.epoch
         self._verdicts.plan(plan)
-        if self.seat:
-            self.seat.tell(plan)
+        if self.fellows:
+            self.fellows.tell(plan)
+
+    def promise(self, rank: int, past: Past, save: Save | None, tier: str) -> bool:
+        return False
 
     # -------------------------------------------------------------------------------------- what follows
 
@@ -126,8 +133,8 @@ class Chair:
         for save, ranks in self._roll.awaited(now, min(_AWAITED_SECONDS, patience / 2)):
             log.warning("%s: step %d waits for ranks %s", self._where, save.step, ranks[:NAMED])
             self._verdicts.awaiting(save, ranks)
-            if self.seat:
-                self.seat.tell(n.Awaiting(save, ranks[:NAMED]))
+            if self.fellows:
+                self.fellows.tell(n.Awaiting(save, ranks[:NAMED]))
         self._heed(self._roll.overdue(now, patience))
 
     def look_in(self) -> float | None:
@@ -137,8 +144,8 @@ class Chair:
         """Act on what has become known."""
         for spoiled in news.spoiled:
             self._verdicts.spoiled(spoiled)
-        if self.seat and (news.spoiled or news.hold):
-            self.seat.tell(n.Verdict(news.spoiled, news.hold))
+        if self.fellows and (news.spoiled or news.hold):
+            self.fellows.tell(n.Verdict(news.spoiled, news.hold))
         for save in news.clean:
             self._commit(save, adopted=adopted)
         if news.hold:
@@ -147,8 +154,8 @@ class Chair:
     def _commit(self, save: Save, *, adopted: bool) -> None:
         """Every rank's image of the save is there, unless one was set aside meanwhile where it has gone on from."""
         facts: dict[int, RankFacts] = self._verdicts.facts(save)
-        if self.seat:
-            facts |= self.seat.facts(save)
+        if self.fellows:
+            facts |= self.fellows.facts(save)
         if set(facts) != set(range(self.world)):
             return
         _, first = self._verdicts.images(save)[0]
@@ -161,5 +168,5 @@ class Chair:
             created=first.created,
         )
         self._verdicts.committed(save, manifest, adopted=adopted)
-        if self.seat:
-            self.seat.tell(n.Clean(save, first.created, first.metric))
+        if self.fellows:
+            self.fellows.tell(n.Clean(save, first.created, first.metric))

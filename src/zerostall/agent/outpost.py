@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from zerostall.agent.client import NodeClient
+from zerostall.agent.takeover import forget_other_runs
 from zerostall.core import backoff
 from zerostall.core import manifest as manifests
 from zerostall.core.manifest import Manifest
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
     from zerostall.agent.berth import Berth
     from zerostall.agent.loop_call import Post
-    from zerostall.agent.run import Run
+    from zerostall.agent.promises import Promises
+    from zerostall.agent.standing import Standing
     from zerostall.agent.wish import Wish
     from zerostall.core.candidates import Past
     from zerostall.core.manifest import Record, RunFacts
@@ -49,11 +51,14 @@ class Outpost:
         failed: the seat could not be reached at first, and is not tried again.
     """
 
-    def __init__(self, run: Run, nodes: m.Nodes, post: Post, watch: Callable[[NodeClient], None]) -> None:
+    def __init__(
+        self, run: Standing, promises: Promises, nodes: m.Nodes, post: Post, watch: Callable[[NodeClient], None]
+    ) -> None:
         assert nodes.meeting is not None
         self.meeting = nodes.meeting
         self._host = nodes.host
         self._run = run
+        self._promises = promises
         self._post = post
         self._watch = watch
         self._client: NodeClient | None = None
@@ -103,9 +108,9 @@ class Outpost:
     def plan(self, plan: m.Plan) -> None:
         self._say(plan)
 
-    def promise(self, rank: int, past: Past, save: Save | None, tier: str) -> None:
-        """A rank waits for its image in `tier`."""
+    def promise(self, rank: int, past: Past, save: Save | None, tier: str) -> bool:
         self._say(n.Promise(rank, past, save, tier))
+        return True
 
     # ------------------------------------------------------------------------------------------ what follows
 
@@ -158,7 +163,7 @@ class Outpost:
                 self._write(message)
             case n.Stored():
                 self._let_go(message.save)
-                self._run.promises.stored(message.save, message.failure)
+                self._promises.stored(message.save, message.failure)
             case n.ToRank():
                 if (berth := self._run.berths.get(message.rank)) is not None:
                     berth.send(message.message)
@@ -275,7 +280,7 @@ class Outpost:
             return
         sock.setblocking(False)
         self._run.folder.follow(facts)
-        self._run.forget_other_runs()
+        forget_other_runs(self._run)
         self._client = NodeClient(Channel(sock, n.FromSeat), heard=self._heard, parted=self._part)
         self._watch(self._client)
         self._say(self._here())

@@ -9,8 +9,7 @@ from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
     from zerostall.agent.berth import Berth
-    from zerostall.agent.outpost import Outpost
-    from zerostall.agent.run import Run
+    from zerostall.agent.standing import Standing
     from zerostall.core.candidates import Past
     from zerostall.core.roll import Save
     from zerostall.wire import nodes as n
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 class Promises:
     """Of one run. Driven by the agent's loop."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Standing) -> None:
         self._run = run
 
     def make(self, berth: Berth, past: Past, where: str = "disk") -> None:
@@ -30,8 +29,7 @@ class Promises:
         if berth.stowage is not None and berth.stowage.promise(past, where):
             return
         if where == "remote" and run.carrier is not None:
-            if run.outpost is not None:
-                self._ask(run.outpost, berth, past, where)
+            if self._asked_afar(berth, past, where):
                 return
             run.carrier.promise(berth.rank, past)
             if run.url:
@@ -46,8 +44,7 @@ class Promises:
             assert slot is not None
             tier.slots.promise(slot.index)
             run.trickle.hurry(though_failing=True)
-            if run.outpost is not None:
-                self._ask(run.outpost, berth, past, where)
+            self._asked_afar(berth, past, where)
         elif step in run.folder.disk.steps() and run.folder.disk.created(step, berth.rank) == past.created:
             berth.send(m.Reached(step=step, created=past.created, tier="disk"))
         else:
@@ -85,10 +82,10 @@ class Promises:
 
     # ---------------------------------------------------------------------------------- ranks on several nodes
 
-    def _ask(self, outpost: Outpost, berth: Berth, past: Past, where: str) -> None:
-        """Rank 0's node writes and carries."""
+    def _asked_afar(self, berth: Berth, past: Past, where: str) -> bool:
+        """Was rank 0's node asked, since it is another one and writes and carries?"""
         save = berth.wishes[past.step].save if berth.created(past.step) == past.created else None
-        outpost.promise(berth.rank, past, save, where)
+        return self._run.caller.promise(berth.rank, past, save, where)
 
     def afar(self, asked: n.Promise) -> ZerostallError | None:
         """A rank of another node waits; why its image will not get there, where that is known."""

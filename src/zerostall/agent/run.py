@@ -1,4 +1,4 @@
-"""One run on this node: its folder, its ranks and their memory, and which of their saves are clean."""
+"""What happens to a run on this node: trainers come and go, images are sealed, steps become clean and travel on."""
 
 from __future__ import annotations
 
@@ -9,25 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerostall.agent.berth import Berth
-from zerostall.agent.cargo import cargo_of_disk, cargo_of_memory, no_cargo, tier_reports
+from zerostall.agent.cargo import cargo_of_disk, cargo_of_memory, no_cargo
 from zerostall.agent.carrier import Carrier
-from zerostall.agent.chair import Caller, Chair
-from zerostall.agent.fetches import Fetches
-from zerostall.agent.folder import RunFolder
+from zerostall.agent.chair import Chair
 from zerostall.agent.outpost import Outpost
 from zerostall.agent.promises import Promises
 from zerostall.agent.seat import Seat
-from zerostall.agent.stowage import Quay, Stowage
-from zerostall.agent.tally import Tally
-from zerostall.agent.trickle import Trickle
-from zerostall.agent.undrained import Undrained
-from zerostall.agent.verdicts import Verdicts
-from zerostall.core import manifest as manifests
+from zerostall.agent.standing import Standing
+from zerostall.agent.quay import Quay
+from zerostall.agent.stowage import Stowage
+from zerostall.agent.takeover import take_folder
 from zerostall.core.retention import Keep
-from zerostall.errors import FormatError, RunBusyError, RunMismatchError, SnapshotNotFoundError
+from zerostall.errors import FormatError, RunBusyError, RunMismatchError
 from zerostall.telemetry import log
 from zerostall.tiers.modes import Modes
-from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
     from zerostall import native
@@ -35,21 +30,25 @@ if TYPE_CHECKING:
     from zerostall.agent.vaults import Vaults
     from zerostall.agent.wish import Wish
     from zerostall.core.candidates import Past
-    from zerostall.core.manifest import Manifest, Record
+    from zerostall.core.manifest import Record
     from zerostall.core.roll import Save
     from zerostall.flow.budget import Budget
     from zerostall.flow.governor import Governor
-    from zerostall.wire import cluster as w
+    from zerostall.wire import messages as m
 
 Post = Callable[[Callable[[], None]], None]
 
 
-class Run:
+class Run(Standing):
     """Driven by the agent's one loop; the two workers come back through `post`.
 
     Attributes:
-        part: the ranks of this node, where there are others; None where all are here.
-        heir: the run that the folder goes on with, if it is empty.
+        lossless: every image that is sealed gets to disk.
+        seat: what other nodes' agents come to, where this one decides for several.
+        outpost: what ties this agent to that of rank 0's node, where it is on another one.
+
+    Args:
+        watch: has the loop serve the agent of another node, too.
 
     Raises (on construction): StorageError, RunBusyError, FormatError.
     """
@@ -65,20 +64,12 @@ class Run:
         url: str = "",
         watch: Callable[[NodeClient], None] = lambda client: None,
     ) -> None:
-        self.where = where
-        self.url = url
-        self.carrier: Carrier | None = None
-        self.world = world
-        self.berths: dict[int, Berth] = {}
-        self.part: frozenset[int] | None = None
-        self.heir: w.Inherited | None = None
-        self.folder = RunFolder(where, pool)
-        self.fetches = Fetches(self.folder.disk, post, governor)
-        self.tally = Tally()
-        self.trickle = Trickle(
-            self.berths, self.folder, self.fetches, post, self.advance, self.tally, governor, self._part
+        super().__init__(
+            where, world, url, pool, post, governor, advance=self.advance, grant=self._grant, clean=self._clean
         )
-        self.trickle.off = bool(url)
+        self.promises = Promises(self)
+        self.seat: Seat | None = None
+        self.outpost: Outpost | None = None
         self.lossless = False
         self._budget = budget
         self._post = post
@@ -86,33 +77,6 @@ class Run:
         self._pool = pool
         self._watch = watch
         self._patience = 600.0
-        self.promises = Promises(self)
-        self.verdicts = Verdicts(self.berths, self._grant, self._clean)
-        self.caller: Caller = Chair(where, world, self.verdicts)
-        self.undrained = Undrained(self.berths, lambda rank, reason: self.caller.lost(rank, reason))
-
-    @property
-    def epoch(self) -> int:
-        """The newest that this node knows of."""
-        return self.verdicts.epoch
-
-    @property
-    def here(self) -> frozenset[int]:
-        """The ranks of the present attempt that are on this node."""
-        return frozenset(range(self.world)) if self.part is None else self.part
-
-    def _part(self) -> frozenset[int]:
-        return self.part or frozenset()
-
-    @property
-    def seat(self) -> Seat | None:
-        """What other nodes' agents come to, where this one decides for several."""
-        return self.caller.seat if isinstance(self.caller, Chair) else None
-
-    @property
-    def outpost(self) -> Outpost | None:
-        """What ties this agent to that of rank 0's node, where it is on another one."""
-        return self.caller if isinstance(self.caller, Outpost) else None
 
     def sit(self, nodes: m.Nodes | None) -> None:
         """Take this node's place among those of the run, as a trainer says it; the one it has, if that is the same.
@@ -133,14 +97,16 @@ class Run:
         for one in (outpost, seat):
             if one is not None:
                 one.close()
-        self.trickle.seat = None
-        if nodes is None:
-            self.caller = Chair(self.where, self.world, self.verdicts)
-        elif nodes.seat:
-            self.trickle.seat = taken = Seat(self, nodes.host, nodes.meeting, self._post, self._watch)
-            self.caller = taken.chair = Chair(self.where, self.world, self.verdicts, taken)
+        self.seat = self.outpost = self.trickle.fellows = None
+        if nodes is not None and not nodes.seat:
+            self.caller = self.outpost = Outpost(self, self.promises, nodes, self._post, self._watch)
         else:
-            self.caller = Outpost(self, nodes, self._post, self._watch)
+            if nodes is not None:
+                self.seat = Seat(self, self.promises, nodes, self._post, self._watch, self.advance)
+            self.caller = chair = Chair(self.where, self.world, self.verdicts, self.seat)
+            if self.seat is not None:
+                self.seat.chair = chair
+            self.trickle.fellows = self.seat
         self.trickle.off = bool(self.url) or self.outpost is not None
         if self.carrier is not None:
             self.carrier.close()  # where it takes steps from may be another agent's now
@@ -169,7 +135,7 @@ class Run:
         if hello.umask is not None:
             self.folder.use(Modes(hello.umask))
         if self.outpost is None:
-            self._take_folder(hello)
+            take_folder(self, hello)
         if hello.world != self.world:
             self.world = hello.world
             if isinstance(self.caller, Chair):
@@ -185,18 +151,6 @@ class Run:
         berth.client = client
         self.caller.found(hello.rank)
         return berth
-
-    def _take_folder(self, hello: m.Hello) -> None:
-        if not self.folder.taken() or not self.folder.same():
-            known, blank = self.folder.on_disk, self.folder.blank()
-            self.folder.take()
-            if blank and self.heir is not None:
-                self.folder.inherit(self.heir.run, self.heir.name)
-            if not self.url:
-                self._forget_strangers(known)
-        self._agree_with_remote()
-        self.folder.check_name(hello.run, empty=not self.steps())
-        self.folder.spread(hello.rules.disks)
 
     def carry_to(self, rules: m.RemoteRules | None) -> Carrier | None:
         """Have what carries steps to the remote tier, if the trainer wants one.
@@ -219,67 +173,10 @@ class Run:
             self.carrier.use(rules)
         return self.carrier
 
-    def tell(self, rank: int, message: m.Reached | m.Failed) -> None:
-        """A trainer, be it on this node or on another."""
-        if (berth := self.berths.get(rank)) is not None:
-            berth.send(message)
-        elif self.seat is not None:
-            self.seat.tell_rank(rank, message)
-
     def _landed(self, step: int) -> None:
         """The step got to where the carrier takes steps from."""
         if self.carrier is not None:
             self.carrier.changed(step)
-
-    def _agree_with_remote(self) -> None:
-        """A folder without steps takes the id of the run that is there; one with steps must have it.
-
-        Raises:
-            RunMismatchError: it has not.
-        """
-        facts = self.carrier.facts if self.carrier else None
-        if facts is None or facts.run == self.folder.facts.run:
-            return
-        assert self.carrier is not None
-        if self.folder.disk.steps() or any(berth.sealed_steps() for berth in self.berths.values()):
-            raise RunMismatchError(
-                f"{self.carrier.url} belongs to the run {facts.name or facts.run}, {self.where} to another one",
-                hint="give every run a URL of its own, or begin in an empty folder to go on with that run",
-            )
-        self.folder.become(facts)
-
-    def _forget_strangers(self, known: set[int]) -> None:
-        """While nobody held the folder here, another agent or its owner may have changed it: memory must agree with it.
-
-        A step that the disk does not have is none; unless it never was there, to the end of what was `known`, and no
-        other agent has had the folder (with a node that was lost, the rest of a step is missing to write it). Of one
-        that is damaged there, memory may be all that is left.
-        """
-        for rank, berth in self.berths.items():
-            for step in berth.sealed_steps():
-                tier = berth.tier_with(step)
-                assert tier is not None
-                record = tier.record_of(step)
-                try:
-                    there = self.folder.disk.manifest(step).ranks[rank : rank + 1]
-                except SnapshotNotFoundError:
-                    if self.folder.undisturbed and step not in known:
-                        continue
-                    there = ()
-                except (FormatError, OSError):
-                    continue
-                if there != (manifests.facts(record, manifests.encode_record(record)),):
-                    log.warning("%s: step %d in memory is not the run's any more and is forgotten", self.where, step)
-                    berth.forget_step(step)
-
-    def forget_other_runs(self) -> None:
-        """What is in memory of another run that had this folder is worth nothing."""
-        for berth in self.berths.values():
-            for step in berth.sealed_steps():
-                tier = berth.tier_with(step)
-                if tier is not None and tier.record_of(step).run != self.folder.facts.run:
-                    log.warning("%s: step %d in memory is another run's and is forgotten", self.where, step)
-                    berth.forget_step(step)
 
     def detach(self, client: Client) -> None:
         for rank, berth in self.berths.items():
@@ -290,19 +187,6 @@ class Run:
         if self.carrier is not None and not self.attached():
             self.carrier.hurry()
         self.advance()
-
-    def attached(self) -> bool:
-        return any(berth.client for berth in self.berths.values())
-
-    def steps(self) -> tuple[int, ...]:
-        """Every step that this node can bring back, rising."""
-        remote = self.carrier.steps if self.carrier else ()
-        clean = (berth.clean_steps() for berth in self.berths.values())
-        return tuple(sorted(set(self.folder.disk.steps()).union(remote, *clean)))
-
-    def holds_some(self) -> bool:
-        """Is there a step in memory or on disk, whatever the remote tier has?"""
-        return bool(self.folder.disk.steps()) or any(berth.clean_steps() for berth in self.berths.values())
 
     # ------------------------------------------------------------------------------------------------ sealing
 
@@ -345,6 +229,7 @@ class Run:
                 passed=partial(self.passed, berth),
                 promise=partial(self.promises.make, berth),
                 idle=self.undrained.look,
+                advance=self.advance,
             )
             berth.stowage = Stowage(self.where, berth, quay, vaults)
         berth.stowage.rent(request)
@@ -397,7 +282,7 @@ class Run:
             self.carrier.start()
         self._grant()
         self.caller.look(self._patience)
-        keep = self._kept()
+        keep = self.kept()
         for berth in self.berths.values():
             berth.drop_older(keep)
             if berth.stowage is not None:
@@ -406,51 +291,15 @@ class Run:
         if not self.attached() and not self.busy():
             self.folder.let_go()
 
-    def _kept(self) -> frozenset[int]:
-        """Steps that stay in memory: the newest that is clean on every rank, and what may become so."""
-        return frozenset([*self.trickle.clean_steps()[-1:], *(save.step for save in self.caller.pending())])
-
     def _grant(self) -> None:
         """Give every trainer without a slot one, if one can be had."""
-        keep = self._kept()
+        keep = self.kept()
         for berth in self.berths.values():
             before = berth.sealed()
             grant = berth.next_grant(keep)
             if grant is not None:
                 self.promises.replaced(berth, before)
                 berth.send(grant)
-
-    def report(self, berth: Berth) -> m.RankReport:
-        """What `zerostall agent status` shows of one rank."""
-        return m.RankReport(
-            where=m.plain(self.url or str(self.where)),
-            rank=berth.rank,
-            world=self.world,
-            trainer_pid=berth.client.pid if berth.client else None,
-            segment_bytes=berth.nbytes(),
-            host_steps=tuple(berth.clean_steps()),
-            disk_steps=tuple(self.folder.disk.steps()),
-            trickling=self.trickle.writing(),
-            last_error=m.plain(self.trickle.last_error),
-            fallbacks=berth.fallbacks,
-            tiers=tuple(tier_reports(self, berth)),
-            peer_bytes=berth.stowage.nbytes() if berth.stowage else 0,
-            peer_steps=berth.stowage.steps() if berth.stowage else (),
-            damaged=tuple(
-                f"step {step}: {m.plain(why)}" for step in berth.sealed_steps() if (why := berth.damage(step))
-            ),
-        )
-
-    def busy(self) -> bool:
-        """Is a step on its way to disk, being read, about to go, or retention at work?"""
-        carrying = self.carrier is not None and self.carrier.busy()
-        return self.fetches.busy() or self.trickle.busy() or carrying or self.undrained.any()
-
-    def retry_in(self) -> float | None:
-        """Seconds until `advance` has something to do that no message announces; None when it has not."""
-        carrier = self.carrier.retry_in() if self.carrier else None
-        waits = [self.trickle.retry_in(), carrier, self.caller.look_in()]
-        return min((wait for wait in waits if wait is not None), default=None)
 
     # ---------------------------------------------------------------------------------------------- memory
 
@@ -464,17 +313,11 @@ class Run:
     def _drop_former_ranks(self) -> None:
         """Give back the memory of ranks of a larger world, once the world of now has a step of its own on disk."""
         former = [rank for rank, berth in self.berths.items() if rank not in self.here and not berth.held()]
-        if not former or not self._has_own_step():
+        if not former or not self.has_own_step():
             return
         for rank in former:
             if self.berths[rank].client is None:
                 self.berths.pop(rank).close()
-
-    def _has_own_step(self) -> bool:
-        first = self.berths.get(min(self.here))
-        steps = self.trickle.clean_steps()
-        manifest = max((first.manifest(step) for step in steps), key=_step, default=None) if first else None
-        return manifest is not None and manifest.world == self.world and manifest.step in self.folder.on_disk
 
     def close(self) -> None:
         """Wait for what is under way, then give back the memory and the folder."""
@@ -491,10 +334,6 @@ class Run:
         for berth in self.berths.values():
             berth.close()
         self.folder.let_go()
-
-
-def _step(manifest: Manifest | None) -> int:
-    return manifest.step if manifest else -1
 
 
 def _alive(pid: int) -> bool:

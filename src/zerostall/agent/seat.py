@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from zerostall.agent.chair import Chair
-    from zerostall.agent.run import Run
+    from zerostall.agent.promises import Promises
+    from zerostall.agent.standing import Standing
     from zerostall.core.manifest import Manifest, RankFacts
     from zerostall.core.roll import Save
 
@@ -98,7 +99,7 @@ class Errand:
 
 
 class Seat:
-    """Driven by the agent's loop; connections begin on threads of the door.
+    """See `fellows.Fellows`. Driven by the agent's loop; connections begin on threads of the door.
 
     Attributes:
         meeting: how the others find it.
@@ -111,20 +112,24 @@ class Seat:
 
     def __init__(
         self,
-        run: Run,
-        host: str,
-        meeting: m.Meeting | None,
+        run: Standing,
+        promises: Promises,
+        nodes: m.Nodes,
         post: Post,
         watch: Callable[[NodeClient], None],
+        advance: Callable[[], None],
     ) -> None:
         self._run = run
+        self._promises = promises
+        self._advance = advance
         self._post = post
         self._watch = watch
         self._nodes: list[Outlying] = []
         self._errand: Errand | None = None
+        meeting = nodes.meeting
         secret = meeting.secret if meeting else secrets.token_urlsafe(32)
         entrance = Entrance(facts=lambda: on_loop(post, self._facts), enter=self._enter)
-        self._door = PeerDoor(meeting.address if meeting else host, secret, entrance=entrance)
+        self._door = PeerDoor(meeting.address if meeting else nodes.host, secret, entrance=entrance)
         self.meeting = m.Meeting(self._door.address, secret)
         log.info("%s: agents of other nodes meet at %s", run.where, self._door.address)
 
@@ -164,7 +169,7 @@ class Seat:
         known = {berth.wishes[step].save for step in berth.sealed_steps() if step in berth.wishes}
         newest = berth.wishes[step].save
         if any(sealed.promise for sealed in self.wishes(newest)):
-            self._run.promises.kept_for_others(newest)
+            self._promises.kept_for_others(newest)
         for node in self._nodes:
             node.images = {save: of for save, of in node.images.items() if save >= newest or save in known}
 
@@ -222,7 +227,7 @@ class Seat:
             self._errand.written(node, lost)
         for rank in node.ranks:
             self.chair.lost(rank, "the connection to its node's agent broke")
-        self._run.advance()
+        self._advance()
 
     def _heard(self, node: Outlying, message: n.FromOutpost) -> None:
         match message:
@@ -270,7 +275,7 @@ class Seat:
         sealed = node.images.get(message.save, {}) if message.save is not None else {}
         if message.tier == "disk" and message.rank in sealed:
             sealed[message.rank] = msgspec.structs.replace(sealed[message.rank], promise=True)
-        if (why := self._run.promises.afar(message)) is not None:
+        if (why := self._promises.afar(message)) is not None:
             past = message.past
             failed = m.Failed.of(m.Refused.of(0, why), past.step, past.created, message.tier)
             node.tell(n.ToRank(message.rank, failed))

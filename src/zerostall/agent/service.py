@@ -15,6 +15,7 @@ import msgspec
 
 import zerostall
 from zerostall.agent.client import Client, NodeClient
+from zerostall.agent.rank_report import rank_report
 from zerostall.agent.requests import Requests
 from zerostall.agent.runs import Runs
 from zerostall.agent.upkeep import Upkeep
@@ -340,7 +341,7 @@ class Service:
         self._leaving = True
 
     def _report(self, request: int) -> m.Report:
-        ranks = [run.report(berth) for run in self.runs for berth in run.berths.values()]
+        ranks = [rank_report(run, berth) for run in self.runs for berth in run.berths.values()]
         return m.Report(
             id=request,
             pid=os.getpid(),

@@ -8,8 +8,7 @@ restores copies it from there, GPU to GPU.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from zerostall.agent.client import Client
+    from zerostall.agent.quay import Owner, Quay
     from zerostall.agent.vaults import Vaults
     from zerostall.agent.wish import Wish
     from zerostall.core.manifest import Record
@@ -41,34 +41,6 @@ PATIENCE_SECONDS = 60.0
 """How long the draining of an image may take, and LEAST_RATE more: restores wait for it."""
 LEAST_RATE = 0.5e9
 _NAMED = 5
-
-
-class Owner(Protocol):
-    """The rank whose images these are, as `berth.Berth` has it."""
-
-    rank: int
-    current: HostTier | None
-    client: Client | None
-
-    def send(self, message: m.Message) -> None:
-        """Tell the trainer, if there is one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Quay:
-    """Where images arrive: what the rank's run does with those that are in host memory, or will not be.
-
-    Attributes:
-        seal: the image in a slot is whole.
-        passed: the rank goes on without a save, and why.
-        promise: somebody waits for an image in a slower tier.
-        idle: nothing is on its way any more.
-    """
-
-    seal: Callable[[int, Record, Wish], None]
-    passed: Callable[[Save, str], None]
-    promise: Callable[[Past, str], None]
-    idle: Callable[[], None]
 
 
 class Stowage:
@@ -86,7 +58,7 @@ class Stowage:
         whose = f"rank {berth.rank} of {where}"
         self._first = Locker(vaults, self, whose)
         self._second = Locker(vaults, self, f"the mirror of {whose}")
-        self.straight = StraightWrites(vaults, (self._first, self._second), lambda: run.advance())
+        self.straight = StraightWrites(vaults, (self._first, self._second), quay.advance)
         self._rented: w.Rent | None = None
         self._granted: tuple[int, int] | None = None  # locker and place; stays when the locker is gone
         self._queue: list[Consignment] = []

@@ -20,9 +20,9 @@ from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
     from zerostall.agent.berth import Berth
+    from zerostall.agent.fellows import Fellows
     from zerostall.agent.fetches import Fetches
     from zerostall.agent.folder import RunFolder
-    from zerostall.agent.seat import Seat
     from zerostall.agent.tally import Tally
     from zerostall.core.candidates import Past
     from zerostall.core.manifest import Manifest
@@ -50,7 +50,7 @@ class Trickle:
         here: says which ranks' images belong here; none says all.
 
     Attributes:
-        seat: what other nodes' agents come to, where this one decides for several.
+        fellows: the ranks on other nodes, where this one writes theirs, too.
         keep: what retention keeps.
         interval: seconds from one write to the next, while nobody waits for it.
         last_error: what went wrong last, until a write works again.
@@ -75,7 +75,7 @@ class Trickle:
         self.interval = 0.0
         self.last_error = ""
         self.off = False
-        self.seat: Seat | None = None
+        self.fellows: Fellows | None = None
         self.landed: Callable[[int], None] = lambda step: None
         self.protected: Callable[[], frozenset[int]] = frozenset
         self.refused: Callable[[int, int, str], None] = lambda rank, step, why: None
@@ -108,8 +108,8 @@ class Trickle:
             return None
         clean = self.clean_steps()
         waiting = [step for step in clean if step not in self._folder.on_disk and step not in self._given_up]
-        if self.seat is not None:
-            waiting = [step for step in waiting if self._covered(step, self.seat)]
+        if self.fellows is not None:
+            waiting = [step for step in waiting if self._covered(step, self.fellows)]
         waited_for = next((step for step in waiting if self._waited_for(step)), None)
         if waited_for is not None:
             return waited_for
@@ -157,11 +157,11 @@ class Trickle:
             berth is not None and berth.manifest(step) == manifest and not berth.damage(step) for berth in others
         )
 
-    def _covered(self, step: int, seat: Seat) -> bool:
+    def _covered(self, step: int, fellows: Fellows) -> bool:
         """Have the other nodes the rest of the step's images?"""
         berth = self._berths[0]
         manifest, wish = berth.manifest(step), berth.wishes.get(step)
-        return manifest is not None and wish is not None and seat.covers(manifest, wish.save)
+        return manifest is not None and wish is not None and fellows.covers(manifest, wish.save)
 
     def _may_pause(self) -> bool:
         """May the disk rest for a while? Not when somebody waits for it, nor when the trainers are gone."""
@@ -194,11 +194,11 @@ class Trickle:
         promised = self._waited_for(step)
         turn = partial(self._governor.await_write, promised=promised)
         first = self._berths[0].wishes.get(step, Wish())
-        wishes += self.seat.wishes(first.save) if self.seat else []
+        wishes += self.fellows.wishes(first.save) if self.fellows else []
         order = Order(
             manifest=manifest,
             images=tuple(self._berths[rank].image(*kept, self._post, turn) for rank, kept in held.items()),
-            others=self.seat.errand(first.save) if self.seat else None,
+            others=self.fellows.errand(first.save) if self.fellows else None,
             replace=any(wish.replace for wish in wishes),
             pin=any(wish.pin for wish in wishes),
             aside=tuple(sorted({past for wish in wishes for past in wish.aside})),
@@ -240,8 +240,8 @@ class Trickle:
     def _landed(self, outcome: Outcome) -> None:
         flight, self._flight = self._flight, None
         assert flight is not None
-        if self.seat:
-            self.seat.stored(flight.save, outcome.error)
+        if self.fellows:
+            self.fellows.stored(flight.save, outcome.error)
         same = True
         for rank, (tier, held) in flight.held.items():
             tier.release(held)

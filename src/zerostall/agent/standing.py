@@ -1,0 +1,134 @@
+"""How one run stands on this node: its folder, its ranks and their memory, what is on its way, and who decides."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zerostall.agent.chair import Caller, Chair
+from zerostall.agent.fetches import Fetches
+from zerostall.agent.folder import RunFolder
+from zerostall.agent.tally import Tally
+from zerostall.agent.trickle import Trickle
+from zerostall.agent.undrained import Undrained
+from zerostall.agent.verdicts import Verdicts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from zerostall import native
+    from zerostall.agent.berth import Berth
+    from zerostall.agent.carrier import Carrier
+    from zerostall.agent.loop_call import Post
+    from zerostall.core.manifest import Manifest
+    from zerostall.flow.governor import Governor
+    from zerostall.wire import cluster as w
+    from zerostall.wire import messages as m
+
+
+class Standing:
+    """What `run.Run` changes, and all that deals with a run looks at. On the agent's loop.
+
+    Attributes:
+        where: the folder that it is known by.
+        url: where its steps are, if it has no disk.
+        part: the ranks of this node, where there are others; None where all are here.
+        heir: the run that the folder goes on with, if it is empty.
+        berths: one for each rank that this node has had and whose memory it has not given back.
+        caller: who decides which saves are clean.
+        carrier: takes steps to the remote tier, where there is one.
+    """
+
+    def __init__(
+        self,
+        where: Path,
+        world: int,
+        url: str,
+        pool: native.Pool,
+        post: Post,
+        governor: Governor,
+        *,
+        advance: Callable[[], None],
+        grant: Callable[[], None],
+        clean: Callable[[int], None],
+    ) -> None:
+        self.where = where
+        self.url = url
+        self.world = world
+        self.part: frozenset[int] | None = None
+        self.heir: w.Inherited | None = None
+        self.berths: dict[int, Berth] = {}
+        self.folder = RunFolder(where, pool)
+        self.fetches = Fetches(self.folder.disk, post, governor)
+        self.tally = Tally()
+        self.trickle = Trickle(
+            self.berths,
+            self.folder,
+            self.fetches,
+            post,
+            advance,
+            self.tally,
+            governor,
+            lambda: self.part or frozenset(),
+        )
+        self.trickle.off = bool(url)
+        self.carrier: Carrier | None = None
+        self.verdicts = Verdicts(self.berths, grant, clean)
+        self.caller: Caller = Chair(where, world, self.verdicts)
+        self.undrained = Undrained(self.berths, lambda rank, reason: self.caller.lost(rank, reason))
+
+    @property
+    def epoch(self) -> int:
+        """The newest that this node knows of."""
+        return self.verdicts.epoch
+
+    @property
+    def here(self) -> frozenset[int]:
+        """The ranks of the present attempt that are on this node."""
+        return frozenset(range(self.world)) if self.part is None else self.part
+
+    def attached(self) -> bool:
+        return any(berth.client for berth in self.berths.values())
+
+    def steps(self) -> tuple[int, ...]:
+        """Every step that this node can bring back, rising."""
+        remote = self.carrier.steps if self.carrier else ()
+        clean = (berth.clean_steps() for berth in self.berths.values())
+        return tuple(sorted(set(self.folder.disk.steps()).union(remote, *clean)))
+
+    def holds_some(self) -> bool:
+        """Is there a step in memory or on disk, whatever the remote tier has?"""
+        return bool(self.folder.disk.steps()) or any(berth.clean_steps() for berth in self.berths.values())
+
+    def has_own_step(self) -> bool:
+        """Has the world of now a step of its own on disk?"""
+        first = self.berths.get(min(self.here))
+        steps = self.trickle.clean_steps()
+        manifest = max((first.manifest(step) for step in steps), key=_step, default=None) if first else None
+        return manifest is not None and manifest.world == self.world and manifest.step in self.folder.on_disk
+
+    def kept(self) -> frozenset[int]:
+        """Steps that stay in memory: the newest that is clean on every rank, and what may become so."""
+        return frozenset([*self.trickle.clean_steps()[-1:], *(save.step for save in self.caller.pending())])
+
+    def busy(self) -> bool:
+        """Is a step on its way to disk, being read, about to go, or retention at work?"""
+        carrying = self.carrier is not None and self.carrier.busy()
+        return self.fetches.busy() or self.trickle.busy() or carrying or self.undrained.any()
+
+    def retry_in(self) -> float | None:
+        """Seconds until there is something to do that no message announces; None when there is not."""
+        carrier = self.carrier.retry_in() if self.carrier else None
+        waits = [self.trickle.retry_in(), carrier, self.caller.look_in()]
+        return min((wait for wait in waits if wait is not None), default=None)
+
+    def tell(self, rank: int, message: m.Reached | m.Failed) -> None:
+        """A trainer, be it on this node or on another."""
+        if (berth := self.berths.get(rank)) is not None:
+            berth.send(message)
+        elif self.trickle.fellows is not None:
+            self.trickle.fellows.tell_rank(rank, message)
+
+
+def _step(manifest: Manifest | None) -> int:
+    return manifest.step if manifest else -1
