@@ -14,9 +14,9 @@ from zerostall.agent.carrier import Carrier
 from zerostall.agent.chair import Chair
 from zerostall.agent.outpost import Outpost
 from zerostall.agent.promises import Promises
+from zerostall.agent.quay import Quay
 from zerostall.agent.seat import Seat
 from zerostall.agent.standing import Standing
-from zerostall.agent.quay import Quay
 from zerostall.agent.stowage import Stowage
 from zerostall.agent.takeover import take_folder
 from zerostall.core.retention import Keep

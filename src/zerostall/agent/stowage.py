@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from zerostall.agent.vaults import Vaults
     from zerostall.agent.wish import Wish
     from zerostall.core.manifest import Record
-    from zerostall.core.roll import Save
-    from zerostall.tiers.host import HostTier
 
 LINGER_SECONDS = 60.0
 """A GPU's memory is not kept for longer for a trainer that is gone: one that takes its place may restore from there."""
