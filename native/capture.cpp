@@ -70,6 +70,8 @@ Capture::Capture(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sour
       peer_(peer),
       checksums_(plan_->chunks()),
       drains_(std::move(drains)),
+      arriving_(parts_of(drains_)),
+      threads_(pool.threads()),
       unreleased_(plan_->chunks()) {
   if (drains_.empty()) return;
   missing_ = std::make_unique<std::atomic<uint32_t>[]>(plan_->chunks());
@@ -235,7 +237,14 @@ void Capture::ask_for_workers() noexcept {
 bool Capture::has_work() const {
   if (Job::has_work()) return true;
   const std::lock_guard lock(aside_mutex_);
-  return !spared_.empty() || !landed_.empty();
+  return !spared_.empty() || (!landed_.empty() && may_check());
+}
+
+// What arrives and what is read for its checksum share the memory's bandwidth: on a machine whose GPUs all
+// drain at once, half of the threads leave the links at full speed, and all of them do not. With aside_mutex_
+// held.
+bool Capture::may_check() const {
+  return checking_ < (arriving_ == 0 ? threads_ : std::max(1u, threads_ / 2));
 }
 
 bool Capture::work_aside() {
@@ -245,9 +254,10 @@ bool Capture::work_aside() {
     const std::lock_guard lock(aside_mutex_);
     whole = !spared_.empty();
     std::vector<uint64_t>& from = whole ? spared_ : landed_;
-    if (from.empty()) return false;
+    if (from.empty() || (!whole && !may_check())) return false;
     chunk = from.back();
     from.pop_back();
+    checking_ += !whole;
   }
   try {
     if (whole)
@@ -256,6 +266,10 @@ bool Capture::work_aside() {
       check_chunk(chunk);
   } catch (...) {
     fail(std::current_exception());
+  }
+  if (!whole) {
+    const std::lock_guard lock(aside_mutex_);
+    --checking_;
   }
   retire(1);
   return true;

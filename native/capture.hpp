@@ -162,6 +162,7 @@ class Capture final : public Job, private Landing {
   static CUstream stream_of(const Drain& drain, std::span<const Training> trainings);
   void read_later(uint64_t chunk) noexcept;
   void ask_for_workers() noexcept;
+  bool may_check() const;
   void released(uint64_t chunks) noexcept;
 
   const std::shared_ptr<const Plan> plan_;
@@ -179,6 +180,9 @@ class Capture final : public Job, private Landing {
   std::vector<uint64_t> parked_;  // until release(); these two by the guard alone
   std::vector<Kept> kept_;
   std::vector<uint64_t> landed_;  // chunks whose checksum is to be taken
+  uint64_t arriving_;             // parts that lanes still bring
+  unsigned checking_ = 0;         // threads that take checksums of what landed
+  const unsigned threads_;        // of the pool
   const std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
   double seconds_ = 0;  // when done
   std::atomic<uint64_t> unreleased_;

@@ -105,8 +105,11 @@ void Capture::start_lanes() {
 
 void Capture::landed(std::span<const uint64_t> chunks) noexcept {
   uint64_t partly = 0;
+  bool last = false;
   {
     const std::lock_guard lock(aside_mutex_);
+    arriving_ -= chunks.size();
+    last = arriving_ == 0;
     for (const uint64_t chunk : chunks) {
       if (bring(chunk))
         landed_.push_back(chunk);
@@ -114,7 +117,7 @@ void Capture::landed(std::span<const uint64_t> chunks) noexcept {
         ++partly;
     }
   }
-  if (partly != chunks.size()) ask_for_workers();
+  if (last || partly != chunks.size()) ask_for_workers();
   retire(partly);
 }
 
