@@ -121,13 +121,16 @@ def test_a_thousand_steps_of_sgd(options: dict[str, Any], dtype: torch.dtype) ->
 @pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_a_thousand_steps_of_lion(options: dict[str, Any], dtype: torch.dtype) -> None:
-    """Beside torch's own operations; a sign that rounding alone decides moves an element by twice the rate."""
+    """Beside torch's own operations; a sign that rounding alone decides moves an element by twice the rate.
+
+    Decay shrinks by a factor that torch rounds to the tensor's type once for all steps: that much more may differ.
+    """
     lr = 1e-4
     ours = train(optim.Lion(parameters(dtype), lr=lr, **options), 1000)
     theirs = train(optim.Lion(parameters(dtype), lr=lr, fused=False, **options), 1000)
     assert ulps(ours[1::2], theirs[1::2]) <= 64
     for one, other in zip(ours[::2], theirs[::2], strict=True):
-        off = (one - other).abs()
+        off = (one - other).abs() - 1000 * torch.finfo(dtype).eps / 2 * one.abs()
         assert int((off > lr / 2).sum()) <= 1 + one.numel() // 1000
         assert off.numel() == 0 or float(off.max()) < 100 * lr
 
