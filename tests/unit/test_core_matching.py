@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from zerostall.core import matching
@@ -96,6 +98,16 @@ def test_globs_take_any_text():
 def test_only_that_fits_nothing_is_refused(only: str | list[str]):
     with pytest.raises(ValueError, match="only="):
         match(all_of("m.a"), all_of("m.a"), only=only)
+
+
+def test_what_fits_nothing_is_named_as_it_was_written():
+    stored = all_of("model.a", "optimizer.b")
+    for only in ("modle.*", ["*", "!modle.*"]):
+        text = only if isinstance(only, str) else only[1]
+        with pytest.raises(ValueError, match=re.escape(f"only={text!r} fits no name; names begin with model, optim")):
+            match(stored, stored, only=only)
+    with pytest.raises(ValueError, match=re.escape(r"rename='^modle\\.' is found in no name; names begin with model,")):
+        match(stored, stored, rename={r"^modle\.": "model."})
 
 
 def test_names_are_mapped():

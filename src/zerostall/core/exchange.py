@@ -60,7 +60,7 @@ class Choice:
         for glob in self.only:
             pattern = matching.select(glob.removeprefix("!"))
             if not any(pattern.takes(name) for name in every):
-                raise ValueError(f"only {glob}: no tensor has such a name; {roots(every)}")
+                raise ValueError(f"only {glob}: no tensor has such a name; {names.roots(every)}")
         selection = matching.select(self.only)
         return [name for name in every if selection.takes(name)]
 
@@ -141,7 +141,7 @@ class ExportOptions(Choice):
             root = outermost[0] if len(outermost) == 1 else None
         pairs = [(name, short) for name in chosen if (short := below(root, name)) is not None]
         if not pairs and (self.only is not None or root is not None):
-            raise ValueError(f"root {root}: no tensor has such a name; {roots(every)}")
+            raise ValueError(f"root {root}: no tensor has such a name; {names.roots(every)}")
         named: dict[str, str] = {}
         for (name, _), new in zip(pairs, self.renamed([short for _, short in pairs]), strict=True):
             if new == "__metadata__":
@@ -191,8 +191,3 @@ def below(root: str | None, name: str) -> str | None:
     rest = path[len(start) :]
     texts = [part for part in rest if isinstance(part, str)]
     return ".".join(texts) if len(texts) == len(rest) else names.join(rest)
-
-
-def roots(found: Iterable[str]) -> str:
-    """What names begin with, in words."""
-    return f"names begin with {', '.join(sorted({str(names.split(name)[0]) for name in found})) or 'nothing'}"

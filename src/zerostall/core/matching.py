@@ -22,6 +22,16 @@ Strict: TypeAlias = bool | Literal["stored"]
 _LISTED = 20
 
 
+class Glob(msgspec.Struct, frozen=True):
+    """One pattern of names, and the text that the user wrote for it."""
+
+    text: str
+    pattern: re.Pattern[str]
+
+    def fits(self, name: str) -> bool:
+        return self.pattern.fullmatch(name) is not None
+
+
 class Selection(msgspec.Struct, frozen=True):
     """Which names a restore is about, and what they are called in the snapshot. Made by `select`.
 
@@ -31,20 +41,20 @@ class Selection(msgspec.Struct, frozen=True):
         rename: pattern and replacement, applied one after the other.
     """
 
-    only: tuple[re.Pattern[str], ...] | None = None
-    never: tuple[re.Pattern[str], ...] = ()
+    only: tuple[Glob, ...] | None = None
+    never: tuple[Glob, ...] = ()
     rename: tuple[tuple[re.Pattern[str], str], ...] = ()
 
     def takes(self, name: str) -> bool:
         """Return whether this name of the target is asked for."""
-        wanted = self.only is None or any(pattern.fullmatch(name) for pattern in self.only)
-        return wanted and not any(pattern.fullmatch(name) for pattern in self.never)
+        wanted = self.only is None or any(glob.fits(name) for glob in self.only)
+        return wanted and not any(glob.fits(name) for glob in self.never)
 
     def takes_part(self, name: str) -> bool:
         """Return whether a whole part is asked for: `ema`, `ema*` and `ema.*` all ask for `ema`."""
         texts = (name, name + ".")
-        asked = self.only is None or any(pattern.fullmatch(text) for pattern in self.only for text in texts)
-        return asked and not any(pattern.fullmatch(text) for pattern in self.never for text in texts)
+        asked = self.only is None or any(glob.fits(text) for glob in self.only for text in texts)
+        return asked and not any(glob.fits(text) for glob in self.never for text in texts)
 
     def stored_name(self, name: str) -> str:
         """Return what a name of the target is called in the snapshot."""
@@ -91,7 +101,7 @@ def select(only: str | Iterable[str] | None = None, rename: Mapping[str, str] | 
     globs = [only] if isinstance(only, str) else None if only is None else list(only)
     if globs is not None and not globs:
         raise ValueError("only=[]: an empty list of patterns takes nothing")
-    never = [_glob(glob[1:]) for glob in globs or () if glob.startswith("!")]
+    never = [_glob(glob, 1) for glob in globs or () if glob.startswith("!")]
     wanted = [_glob(glob) for glob in globs or () if not glob.startswith("!")]
     return Selection(tuple(wanted) or None, tuple(never), tuple(_rule(*rule) for rule in (rename or {}).items()))
 
@@ -170,9 +180,10 @@ def raise_for(match: Match, *, what: str = "the snapshot") -> None:
     )
 
 
-def _glob(glob: str) -> re.Pattern[str]:
-    parts = re.split(r"([*?])", re.sub(r"\*+", "*", glob))
-    return re.compile("".join({"*": ".*", "?": "."}.get(part) or re.escape(part) for part in parts), re.DOTALL)
+def _glob(text: str, begin: int = 0) -> Glob:
+    parts = re.split(r"([*?])", re.sub(r"\*+", "*", text[begin:]))
+    expression = "".join({"*": ".*", "?": "."}.get(part) or re.escape(part) for part in parts)
+    return Glob(text, re.compile(expression, re.DOTALL))
 
 
 def _rule(pattern: str, replacement: str) -> tuple[re.Pattern[str], str]:
@@ -190,12 +201,12 @@ def _rule(pattern: str, replacement: str) -> tuple[re.Pattern[str], str]:
 def insist_on_use(selection: Selection, wanted: Iterable[str], option: str = "only") -> None:
     """ValueError, with the option's name, where a pattern of `selection` fits none of these names."""
     names_left = list(wanted)
-    for pattern in (*(selection.only or ()), *selection.never):
-        if not any(pattern.fullmatch(name) for name in names_left):
-            raise ValueError(f"{option}= has a pattern that no name fits (as an expression: {pattern.pattern})")
+    for glob in (*(selection.only or ()), *selection.never):
+        if not any(map(glob.fits, names_left)):
+            raise ValueError(f"{option}={glob.text!r} fits no name; {names.roots(names_left)}")
     for pattern, replacement in selection.rename:
         if not any(pattern.search(name) for name in names_left):
-            raise ValueError(f"rename= has an expression that is found in no name: {pattern.pattern}")
+            raise ValueError(f"rename={pattern.pattern!r} is found in no name; {names.roots(names_left)}")
         names_left = [pattern.sub(replacement, name) for name in names_left]
 
 

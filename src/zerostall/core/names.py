@@ -11,12 +11,15 @@ refused.
 from __future__ import annotations
 
 import re
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
 from zerostall.core.quoting import quote
 from zerostall.errors import FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -31,6 +34,7 @@ Part: TypeAlias = str | int | Key
 
 # What int() and str() take without their limit on digits.
 _MAX_DIGITS = 4_000
+_LISTED = 20  # roots, in a message
 _SPECIAL = re.compile(r"[.\[\]\\\ud800-\udfff]")
 _TEXT = r"\\e|(?:[^.\[\]\\\ud800-\udfff]|\\[.\[\]\\]|\\ud[89a-f][0-9a-f]{2})+"
 _PART = re.compile(rf"\[=(?P<key>{_TEXT})\]|\[(?P<index>0|-?[1-9][0-9]*)\]|(?P<dot>\.?)(?P<text>{_TEXT})")
@@ -130,3 +134,19 @@ def strip_wrappers(name: str, *, rooted: bool = True) -> str:
         inner += 1
     kept = [segment for segment in segments[inner:-1] if segment not in _ANYWHERE]
     return ".".join([*segments[:start], *kept, *segments[max(start, len(segments) - 1) :]])
+
+
+def roots(found: Iterable[str]) -> str:
+    """What these begin with, in words. A text that ends with a dot counts as the name before it, one that is no name
+    as it is.
+    """
+    first = sorted({_root(text) for text in found})
+    more = f" and {len(first) - _LISTED} more" if len(first) > _LISTED else ""
+    return f"names begin with {', '.join(first[:_LISTED]) or 'nothing'}{more}"
+
+
+def _root(text: str) -> str:
+    try:
+        return str(split(text.removesuffix("."))[0])
+    except FormatError:
+        return text

@@ -55,7 +55,7 @@ class Choice:
     def takes(self, root: str, name: str) -> bool:
         """Return whether the tensor or part of that name, below that root, is saved."""
         chosen = self.selection
-        if any(pattern.fullmatch(text) for pattern in chosen.never for text in (name, name + ".")):
+        if any(glob.fits(text) for glob in chosen.never for text in (name, name + ".")):
             return False
         return chosen.takes_part(name) or chosen.takes_part(root)
 
