@@ -1,4 +1,4 @@
-"""What every test shares: the long form, the GPU marker and the fault shim."""
+"""What every test shares: the long form, the GPU marker, agents of its own, servers and stand-ins."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import forked
 from shim.faults import Shim, compile_library
 from standin.cuda import compile_driver, cuda_include
 from stores.azure import Azurite
@@ -19,6 +20,7 @@ from stores.google import Google
 from stores.seaweed import Seaweed
 from stores.seaweed import program as seaweedfs
 from stores.server import Server
+from zerostall.wire import rendezvous
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,6 +34,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for name, skip in (("long", skip_long), ("gpu", skip_gpu)):
             if skip is not None and item.get_closest_marker(name):
                 item.add_marker(skip)
+
+
+def pytest_sessionfinish() -> None:
+    forked.close()
 
 
 def _sees_gpu() -> bool:
@@ -108,7 +114,13 @@ def agent_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict
 
 
 @pytest.fixture
-def own_agent(agent_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
+def forked_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has its agents forked; those that other processes start are started as users' are."""
+    monkeypatch.setattr(rendezvous, "_launch", forked.launch)
+
+
+@pytest.fixture
+def own_agent(agent_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, forked_agents: None) -> Path:
     """This process uses an agent of the test's own; its runtime folder."""
     for name in ("ZEROSTALL_RUNTIME_DIR", "ZEROSTALL_AGENT_IDLE"):
         monkeypatch.setenv(name, agent_environment[name])
@@ -117,11 +129,10 @@ def own_agent(agent_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 
 def stop_agent(folder: Path) -> None:
     """Ends the agent that serves a runtime folder, if there is one, whatever state it is in."""
-    for link in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = link.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"zerostall.agent" in words and os.fsencode(folder) in words:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(link.parent.name), signal.SIGKILL)
+    log = str(rendezvous.log_path(folder))
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # one that ended meanwhile
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            started = b"zerostall.agent" in words and os.fsencode(folder) in words
+            if started or str((process / "fd" / "2").readlink()).startswith(log):
+                os.kill(int(process.name), signal.SIGKILL)

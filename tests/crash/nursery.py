@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ PATIENCE = 60.0
 
 
 class Nursery:
-    """Starts children of one kind, "agent" or "trainer"; `close` kills those that are left."""
+    """Starts children of one kind (see MODULES in warm.py); `close` kills those that are left."""
 
     def __init__(self, kind: str, environment: Mapping[str, str]) -> None:
         path = os.pathsep.join([str(TESTS), *sys.path])
@@ -31,18 +32,32 @@ class Nursery:
             text=True,
         )
         self._children: list[Child] = []
+        self._one_at_a_time = threading.Lock()
         self._answer()
 
-    def start(self, *words: object, environment: Mapping[str, str], output: Path) -> Child:
-        """A child that runs `main` of its kind with these words, in that environment."""
-        child = {"start": list(map(str, words)), "environment": dict(environment), "output": str(output)}
-        self._children.append(Child(self, self.ask(child)["pid"], output))
+    def start(
+        self,
+        *words: object,
+        environment: Mapping[str, str],
+        output: Path,
+        errors: Path | None = None,
+        folder: Path | None = None,
+    ) -> Child:
+        """A child that runs `main` of its kind with these words, in that environment and in that folder or this one.
+
+        What it prints is appended to `output`; standard error, too, if `errors` is not given.
+        """
+        texts = list(map(str, words))
+        files = {"output": str(output), "errors": str(errors or output), "folder": str(folder or Path.cwd())}
+        pid = self.ask({"start": texts, "environment": dict(environment), **files})["pid"]
+        self._children.append(Child(self, pid, texts, output))
         return self._children[-1]
 
     def ask(self, request: Mapping[str, object]) -> dict:
-        self._pipe(self._process.stdin).write(json.dumps(request) + "\n")
-        self._pipe(self._process.stdin).flush()
-        return self._answer()
+        with self._one_at_a_time:
+            self._pipe(self._process.stdin).write(json.dumps(request) + "\n")
+            self._pipe(self._process.stdin).flush()
+            return self._answer()
 
     def close(self) -> None:
         for child in self._children:
@@ -66,6 +81,7 @@ class Child:
 
     nursery: Nursery
     pid: int
+    words: list[str]
     output: Path
     code: int | None = None
 

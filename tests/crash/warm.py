@@ -1,21 +1,29 @@
 """A process that has imported everything once and forks a fresh child whenever it is asked to.
 
-Run as a script: `warm.py agent` or `warm.py trainer`. A line of JSON in gives a line of JSON out:
+Run as a script: `warm.py KIND`, one of MODULES. A line of JSON in gives a line of JSON out:
 
-    {"start": [words], "environment": {...}, "output": path}   ->  {"pid": n}      the child runs `main(words)`
-    {"look": pid}                                              ->  {"code": n} once it has ended, else {"code": null}
+    {"start": [words], "environment": {...}, "output": path, "errors": path, "folder": path}
+                     ->  {"pid": n}      the child runs `main(words)`
+    {"look": pid}    ->  {"code": n} once it has ended, else {"code": null}
 
 The child is an ordinary Python program from then on: it ends like one, with everything that is to happen at its end.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
 import sys
 
-MODULES = {"agent": "zerostall.agent.__main__", "trainer": "crash.trainer", "rank": "ranks.program"}
+APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+MODULES = {
+    "agent": "zerostall.agent.__main__",
+    "trainer": "crash.trainer",
+    "rank": "ranks.program",
+    "python": "crash.python",
+}
 
 
 def next_child() -> list[str] | None:
@@ -28,27 +36,30 @@ def next_child() -> list[str] | None:
         else:
             pid = os.fork()
             if pid == 0:
-                become(request["environment"], request["output"])
+                become(request)
                 return request["start"]
             answer = {"pid": pid}
         print(json.dumps(answer), flush=True)
     return None
 
 
-def become(environment: dict[str, str], output: str) -> None:
-    """Take on a child's environment, and have all it prints appended to a file."""
+def become(request: dict) -> None:
+    """Take on a child's environment and folder, and have all it prints appended to files."""
     os.environ.clear()
-    os.environ.update(environment)
-    printed = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.environ.update(request["environment"])
     nothing = os.open(os.devnull, os.O_RDONLY)
-    for fd, target in ((nothing, 0), (printed, 1), (printed, 2)):
+    printed, complained = (os.open(request[name], APPEND, 0o600) for name in ("output", "errors"))
+    for fd, target in ((nothing, 0), (printed, 1), (complained, 2)):
         os.dup2(fd, target)
-    os.close(printed)
-    os.close(nothing)
+        os.close(fd)
+    os.chdir(request["folder"])
     os.setsid()
 
 
 program = importlib.import_module(MODULES[sys.argv[1]])
+# No child's collector walks through what all have in common: with torch that is half a second as each of them ends.
+gc.collect()
+gc.freeze()
 print("{}", flush=True)
 words = next_child()
 if words is not None:

@@ -74,7 +74,11 @@ def manager(tmp_path: Path, agent_environment: dict[str, str], request: pytest.F
 
 @pytest.fixture
 def agents(
-    manager: Manager, tmp_path: Path, agent_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    manager: Manager,
+    tmp_path: Path,
+    agent_environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    forked_agents: None,
 ) -> Iterator[Agents]:
     """Makes this process use the agent of a node; its runtime folder."""
     folders: list[Path] = []

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import psutil
 import pytest
 import torch
 
+import forked
 import zerostall
 from hand import agent_report
 from training import SCRIPT, saved, tensors
@@ -96,7 +95,7 @@ def test_what_was_resting_goes_to_disk_when_the_trainer_dies(where: Path) -> Non
         "ckpt.save(9)", "ckpt.save(8).wait(); ckpt.save(9, when_busy='wait').wait('host'); os._exit(0)"
     )
     script = script.replace("state=state", "state=state, disk_interval=1000")
-    subprocess.run([sys.executable, "-c", script, str(where)], capture_output=True, timeout=100)
+    forked.python("-c", script, where)
     deadline = time.monotonic() + 60
     while saved(where)[-1] != 9 and time.monotonic() < deadline:
         time.sleep(0.01)

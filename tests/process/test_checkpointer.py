@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import forked
 import zerostall
 from hand import agent_report
 from training import SCRIPT, saved, tensors, train_step, training
@@ -352,12 +351,12 @@ def test_an_unwritable_disk_is_reported_and_costs_neither_training_nor_the_last_
     "ending", ["pass", "raise ValueError('on purpose')", "sys.exit(3)", "threading.Thread(target=len, daemon=True)"]
 )
 def test_however_a_script_ends_its_last_save_is_there(where: Path, ending: str) -> None:
-    subprocess.run([sys.executable, "-c", SCRIPT + ending, str(where)], capture_output=True, timeout=100)
+    forked.python("-c", SCRIPT + ending, where)
     assert saved(where) == [9]
 
 
 def test_a_hard_exit_may_lose_the_last_save_and_corrupts_nothing(where: Path) -> None:
-    subprocess.run([sys.executable, "-c", SCRIPT + "os._exit(0)", str(where)], capture_output=True, timeout=100)
+    forked.python("-c", SCRIPT + "os._exit(0)", where)
     state = {"w": torch.zeros(2_000_000)}
     with zerostall.Checkpointer(where, state=state) as ckpt:
         assert ckpt.restore() in (0, 9)

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file, save_file
 
+import forked
+
 np = pytest.importorskip("numpy")
 
 TRAINER = """
@@ -35,8 +37,16 @@ with zerostall.Checkpointer(where, run="tour", model=model, optimizer=optimizer,
 
 
 def cli(environment: dict[str, str], *arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    return checked(forked.cli(environment, *arguments), code)
+
+
+def cli_anew(environment: dict[str, str], *arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """The same with an interpreter that starts from nothing, for what happens then."""
     command = [sys.executable, "-m", "zerostall.cli", *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    return checked(subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100), code)
+
+
+def checked(done: subprocess.CompletedProcess[str], code: int) -> subprocess.CompletedProcess[str]:
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done
@@ -48,10 +58,7 @@ def document(environment: dict[str, str], *arguments: str | Path, code: int = 0)
 
 
 def train(environment: dict[str, str], where: Path, steps: int, *more: str) -> str:
-    command = [sys.executable, "-c", TRAINER, str(where), str(steps), *more]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return checked(forked.python("-c", TRAINER, where, steps, *more, environment=environment), 0).stdout
 
 
 def image(where: Path, step: int) -> Path:
@@ -185,12 +192,19 @@ def test_no_command_but_those_on_torch_files_imports_torch(agent_environment: di
     (tmp_path / "fake" / "torch.py").write_text("raise RuntimeError('torch was imported')")
     path = os.pathsep.join([str(tmp_path / "fake"), *filter(None, [agent_environment.get("PYTHONPATH")])])
     environment = {**agent_environment, "PYTHONPATH": path}
-    run = small_run(environment, tmp_path)
-    out = tmp_path / "o.safetensors"
-    commands = [("ls", run), ("show", run), ("verify", run), ("diff", run, 1, 2), ("export", run, 1, out), ("doctor",)]
+    run = small_run(agent_environment, tmp_path)
+    again, out = ("import", tmp_path / "in.safetensors", run, "--step", 3), tmp_path / "o.safetensors"
+    commands = [
+        again,
+        ("ls", run),
+        ("show", run),
+        ("verify", run),
+        ("diff", run, 1, 2),
+        ("export", run, 1, out),
+        ("doctor",),
+    ]
     for command in commands:
-        cli(environment, *command)
-    document(environment, "doctor", tmp_path)
+        cli_anew(environment, *command)
 
 
 def test_a_folder_of_shards(agent_environment: dict[str, str], tmp_path: Path) -> None:
@@ -213,7 +227,7 @@ def test_a_folder_of_shards(agent_environment: dict[str, str], tmp_path: Path) -
 def test_without_typer_the_command_says_what_to_install(agent_environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("raise ModuleNotFoundError('no typer', name='typer')")
     path = os.pathsep.join([str(tmp_path), *filter(None, [agent_environment.get("PYTHONPATH")])])
-    done = cli({**agent_environment, "PYTHONPATH": path}, "ls", code=2)
+    done = cli_anew({**agent_environment, "PYTHONPATH": path}, "ls", code=2)
     assert "pip install 'zerostall[cli]'" in done.stderr
 
 

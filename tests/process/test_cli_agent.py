@@ -5,19 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
+from forked import cli as zerostall
 from hand import HandTrainer
 from zerostall.cli.doctor import fallbacks_of
 from zerostall.cli.output import size, steps
 from zerostall.wire import messages as m
-
-
-def zerostall(environment: dict[str, str], *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "zerostall.cli", *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
 
 
 def ended(pid: int) -> bool:

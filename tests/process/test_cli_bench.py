@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from forked import cli
+
 
 def bench(*words: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "zerostall.cli", "bench", "disk", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = cli(os.environ, "bench", "disk", *words)
     assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
     return done
 

@@ -6,13 +6,13 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from cluster import SECONDS, Manager
+from forked import cli
 from hand import wait_until
 from zerostall.manager.page import page
 from zerostall.wire import cluster as w
@@ -153,8 +153,7 @@ def test_status_and_top_say_the_same(manager: Manager, agent_environment: dict[s
 
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         options = ["--manager", manager.url, "--token-file", str(manager.token_file)]
-        command = [sys.executable, "-m", "zerostall.cli", arguments[0], *options, *arguments[1:]]
-        return subprocess.run(command, env=agent_environment, capture_output=True, text=True, timeout=110)
+        return cli(agent_environment, arguments[0], *options, *arguments[1:])
 
     status = call("status")
     assert status.returncode == 0, status.stderr

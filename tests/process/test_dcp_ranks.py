@@ -3,41 +3,34 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import forked
 import zerostall
 from ranks.dcp_rank import FULL
 
-TESTS = Path(__file__).parent.parent
 PATIENCE = 270
 
 
 @pytest.mark.timeout(300)
 def test_two_ranks_save_and_load_in_other_layouts(tmp_path: Path) -> None:
-    path = os.pathsep.join([str(TESTS), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "ranks.dcp_rank", str(rank), "2", str(tmp_path)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        forked.start(
+            "-m", "ranks.dcp_rank", rank, 2, tmp_path, environment=environment, output=tmp_path / f"said-{rank}"
         )
         for rank in range(2)
     ]
     try:
-        said = [rank.communicate(timeout=PATIENCE)[0] for rank in ranks]
+        for rank in ranks:
+            rank.wait(PATIENCE)
     finally:
         for rank in ranks:
             rank.kill()
-            rank.wait()
-    for text in said:
+    for text in [rank.printed() for rank in ranks]:
         lines = [line for line in text.splitlines() if line.startswith(("refused", "ended"))]
         assert lines == ["refused ['StateError']", "refused ['StepExistsError']", "ended"], text
 

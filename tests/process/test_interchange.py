@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import forked
 import zerostall
+from forked import python
 
 SAVE = """
 import sys, warnings, torch, torch.distributed.checkpoint as dcp
@@ -58,8 +60,7 @@ print("restored")
 
 
 def run_code(code: str, environment: dict[str, str], *words: object) -> str:
-    command = [sys.executable, "-c", code, *map(str, words)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=270)
+    done = python("-c", code, *words, environment=environment, seconds=270)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -73,8 +74,7 @@ def test_training_goes_on_from_a_step_of_dcp(agent_environment: dict[str, str], 
     assert [snapshot.step for snapshot in zerostall.snapshots(run)] == [7, 8]
 
     def cli(*words: object) -> dict[str, object]:
-        command = [sys.executable, "-m", "zerostall.cli", *map(str, words), "--json"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        done = forked.cli(environment, *words, "--json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+import forked
 import zerostall
 from zerostall.errors import CorruptError
 from zerostall.trainer.exchange.filling import new_bytes
@@ -168,15 +167,14 @@ dist.destroy_process_group()
 
 @pytest.mark.timeout(300)
 def test_ranks_read_each_byte_once_and_hear_of_damage_together(run: Path, shards: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [str(tmp_path / "store"), str(run), str(shards)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), *command],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        forked.start(
+            "-c", RANK, rank, tmp_path / "store", run, shards, environment=environment, output=tmp_path / f"said-{rank}"
         )
         for rank in range(3)
-    ]  # fmt: skip
-    for said in [child.communicate(timeout=280)[0] for child in ranks]:
+    ]
+    codes = [child.wait(280) for child in ranks]
+    for said in [child.printed() for child in ranks]:
         assert "fails its checksum" in said and "told: rank " in said, said
-    assert [child.returncode for child in ranks] == [0, 0, 0]
+    assert codes == [0, 0, 0]

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from cluster import PATIENT, QUICK, SECONDS, Agents, Manager, member_environment, refused, use
+from forked import cli
 from hand import HandTrainer, agent_pid, close_all, kill_agent, wait_until
 from zerostall.errors import ManagerError
 from zerostall.manager.settings import ManagerSettings
@@ -171,9 +172,8 @@ def test_a_token_that_others_can_read_is_not_used(tmp_path: Path) -> None:
 
 
 def test_one_manager_a_state_folder(manager: Manager, agent_environment: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "zerostall.cli", "manager", "--port", "0"]
-    command += ["--state", str(manager.folder / "state"), "--token-file", str(manager.token_file)]
-    done = subprocess.run(command, env=agent_environment, capture_output=True, text=True, timeout=60)
+    words = ("--port", 0, "--state", manager.folder / "state", "--token-file", manager.token_file)
+    done = cli(agent_environment, "manager", *words)
     assert done.returncode == 1 and "another manager runs" in done.stderr and "Traceback" not in done.stderr
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from forked import cli
 from hand import agent_pid, agent_report, wait_until
 from standin.training import ROOT, Trainer, expected, save
 from zerostall.wire import messages as m
@@ -53,14 +52,13 @@ def mirrored(folder: Path, count: int) -> None:
 
 def shown(folder: Path, where: Path, step: int) -> str:
     """What `zerostall show` says."""
-    command = [sys.executable, "-m", "zerostall.cli", "show", str(where), str(step)]
     environment = {
         **os.environ,
         "ZEROSTALL_RUNTIME_DIR": str(folder),
         "PYTHONPATH": str(ROOT / "src"),
         "COLUMNS": "200",
     }
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = cli(environment, "show", where, step)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

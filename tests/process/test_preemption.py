@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import forked
 import zerostall
+from crash.nursery import Child
 from hand import wait_until
 
 SCRIPT = """
@@ -41,22 +41,19 @@ print("left", step, flush=True)
 """
 
 
-def start(where: Path, mode: str, environment: dict[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(where), mode],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def start(where: Path, mode: str, environment: dict[str, str]) -> Child:
+    return forked.start("-c", SCRIPT, where, mode, environment=environment, output=where.parent / "printed")
 
 
-def heard(process: subprocess.Popen[str], word: str) -> str:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith(word):
-            return line
-    raise AssertionError(f"it ended before it said {word!r}")
+def heard(process: Child, word: str) -> str:
+    """The first line that begins so."""
+
+    def lines() -> list[str]:
+        return [line for line in process.printed().splitlines() if line.startswith(word)]
+
+    wait_until(lambda: process.ended() or lines())
+    assert lines(), f"it ended before it said {word!r}"
+    return lines()[0]
 
 
 @pytest.mark.parametrize("mode", ["plain", "chained", "worker"])
@@ -66,10 +63,11 @@ def test_the_loop_leaves_after_a_last_save(mode: str, tmp_path: Path, agent_envi
     if mode == "worker":
         heard(process, "worker lives")
     heard(process, "trained 5")
-    process.send_signal(signal.SIGTERM)
-    process.send_signal(signal.SIGTERM)  # a launcher and its scheduler: the same signal, at once
-    rest, _ = process.communicate(timeout=100)
-    assert process.returncode == 0, rest
+    process.signal(signal.SIGTERM)
+    process.signal(signal.SIGTERM)  # a launcher and its scheduler: the same signal, at once
+    code = process.wait(100)
+    rest = process.printed()
+    assert code == 0, rest
     step = int(rest.split("left ")[1].split()[0])
     assert zerostall.snapshots(where)[-1].step == step
     assert ("before 15 None" in rest) is (mode == "chained")
@@ -79,9 +77,10 @@ def test_what_is_saved_gets_to_disk_though_no_step_ends(tmp_path: Path, agent_en
     where = tmp_path / "run"
     process = start(where, "stuck", agent_environment)
     heard(process, "trained 3")
-    process.send_signal(signal.SIGUSR1)
-    rest, _ = process.communicate(timeout=100)
-    assert process.returncode == -signal.SIGUSR1, rest
+    process.signal(signal.SIGUSR1)
+    code = process.wait(100)
+    rest = process.printed()
+    assert code == -signal.SIGUSR1, rest
     assert "no step has ended" in rest
     assert zerostall.snapshots(where)[-1].step == 3
 
@@ -89,19 +88,15 @@ def test_what_is_saved_gets_to_disk_though_no_step_ends(tmp_path: Path, agent_en
 def test_a_second_signal_ends_it_at_once(tmp_path: Path, agent_environment: dict[str, str]) -> None:
     process = start(tmp_path / "run", "twice", agent_environment)
     heard(process, "trained 3")
-    process.send_signal(signal.SIGTERM)
+    process.signal(signal.SIGTERM)
     assert "SIGTERM: all ranks save once more" in heard(process, "SIGTERM")
-    ended = False
 
     def again() -> bool:
-        nonlocal ended
-        process.send_signal(signal.SIGTERM)
-        ended = process.poll() is not None
-        return ended
+        process.signal(signal.SIGTERM)
+        return process.ended()
 
-    wait_until(again, 60)
-    assert process.returncode == -signal.SIGTERM
-    process.communicate()
+    wait_until(again)
+    assert process.code == -signal.SIGTERM
 
 
 def test_only_signals_that_can_be_handled(tmp_path: Path, own_agent: Path) -> None:

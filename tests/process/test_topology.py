@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 from cluster import PATIENT, SECONDS, Manager
+from forked import cli as zerostall
 from hand import wait_until
 from zerostall.wire import cluster as w
 
@@ -21,11 +20,6 @@ leaf2 = ["n2", "n4"]
 spine1 = ["leaf1"]
 spine2 = ["leaf2"]
 """
-
-
-def zerostall(environment: dict[str, str], *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "zerostall.cli", *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
 
 
 def test_copies_go_where_the_file_says_that_nothing_is_shared(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +12,7 @@ import torch
 
 import zerostall
 from conftest import stop_agent
+from forked import cli
 from hand import HandTrainer, close_all, kill_agent, wait_until
 from images import make_layout
 from stores.proxy import Proxy
@@ -179,8 +178,7 @@ def test_without_its_store_a_run_goes_on_only_if_it_has_something_here(
     assert two.welcome.steps == (5,)
     assert two.copies() >= {(5, "disk", True)}
     assert "goes on without its store" in two.welcome.trouble and "AccessDenied" in two.welcome.trouble
-    status = [sys.executable, "-m", "zerostall.cli", "status", "--json"]
-    told = json.loads(subprocess.run(status, env=agent_environment, capture_output=True, timeout=60).stdout)
+    told = json.loads(cli(agent_environment, "status", "--json").stdout)
     (afar,) = (tier for tier in told["ranks"][0]["tiers"] if tier["tier"] == "remote")
     assert "AccessDenied" in afar["last_error"]
 
@@ -219,9 +217,7 @@ def test_the_status_says_what_would_be_lost(
     one.seal(5)
     one.hear(m.Reached, step=5, tier="remote")
     for words in (("status",), ("agent", "status")):
-        command = [sys.executable, "-m", "zerostall.cli", *words]
-        done = subprocess.run([*command, "--json"], env=agent_environment, capture_output=True, text=True, timeout=60)
-        found = json.loads(done.stdout)
+        found = json.loads(cli(agent_environment, *words, "--json").stdout)
         assert [(loss["tier"], loss["step"]) for loss in found["losses"][str(tmp_path / "run")]] == [
             ("host", 5),
             ("disk", 5),
@@ -231,10 +227,10 @@ def test_the_status_says_what_would_be_lost(
         assert {tier["tier"]: tier["newest"] for tier in found["ranks"][0]["tiers"]} == dict.fromkeys(
             ("host", "disk", "remote"), 5
         )
-    text = subprocess.run(command, env=agent_environment, capture_output=True, text=True, timeout=60).stdout
+    text = cli(agent_environment, "agent", "status").stdout
     assert "the whole cluster: the last" in text and "secret-of-a-test" not in text
     one.leave()
-    text = subprocess.run(command, env=agent_environment, capture_output=True, text=True, timeout=60).stdout
+    text = cli(agent_environment, "agent", "status").stdout
     assert "nobody is training" in text and "the whole cluster: nothing; step 5 is in the tier remote" in text
 
 

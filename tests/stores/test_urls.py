@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 import zerostall
+from forked import cli
 from stores.server import Server
 from zerostall.errors import CorruptError, SnapshotNotFoundError, StepExistsError
 
@@ -94,8 +94,7 @@ def test_a_url_with_nothing_below_it_is_no_run(bucket: str) -> None:
 
 def test_the_command_line_takes_urls(url: str) -> None:
     def run(*words: str) -> dict:
-        command = [sys.executable, "-m", "zerostall.cli", *words, "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = cli(os.environ, *words, "--json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
