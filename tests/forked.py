@@ -37,12 +37,10 @@ def python(
         return subprocess.CompletedProcess(child.words, code, output.read_text(), errors.read_text())
 
 
-def start(
-    *words: object, environment: Mapping[str, str] | None = None, output: Path, errors: Path | None = None
-) -> Child:
-    """Start it and return; what it prints is appended to files, standard error to `output` if no other is given."""
+def start(*words: object, environment: Mapping[str, str] | None = None, output: Path, **files: Path | None) -> Child:
+    """Start it and return. More of `files` as `Nursery.start` takes them."""
     environment = os.environ if environment is None else environment
-    return _nursery("python").start(*words, environment=environment, output=output, errors=errors)
+    return _nursery("python").start(*words, environment=environment, output=output, **files)
 
 
 def cli(environment: Mapping[str, str], *words: object) -> subprocess.CompletedProcess[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 TESTS = Path(__file__).parent.parent
+NOTHING = Path(os.devnull)
 PATIENCE = 60.0
 
 
@@ -41,14 +42,20 @@ class Nursery:
         environment: Mapping[str, str],
         output: Path,
         errors: Path | None = None,
+        source: Path = NOTHING,
         folder: Path | None = None,
     ) -> Child:
         """A child that runs `main` of its kind with these words, in that environment and in that folder or this one.
 
-        What it prints is appended to `output`; standard error, too, if `errors` is not given.
+        What it prints is appended to `output`; standard error, too, if `errors` is not given. It reads `source`.
         """
         texts = list(map(str, words))
-        files = {"output": str(output), "errors": str(errors or output), "folder": str(folder or Path.cwd())}
+        files = {
+            "output": str(output),
+            "errors": str(errors or output),
+            "source": str(source),
+            "folder": str(folder or Path.cwd()),
+        }
         pid = self.ask({"start": texts, "environment": dict(environment), **files})["pid"]
         self._children.append(Child(self, pid, texts, output))
         return self._children[-1]

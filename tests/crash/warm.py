@@ -2,7 +2,8 @@
 
 Run as a script: `warm.py KIND`, one of MODULES. A line of JSON in gives a line of JSON out:
 
-    {"start": [words], "environment": {...}, "output": path, "errors": path, "folder": path}
+    {"start": [words], "environment": {...}, "source": path, "output": path, "errors": path,
+     "folder": path}
                      ->  {"pid": n}      the child runs `main(words)`
     {"look": pid}    ->  {"code": n} once it has ended, else {"code": null}
 
@@ -47,11 +48,11 @@ def become(request: dict) -> None:
     """Take on a child's environment and folder, and have all it prints appended to files."""
     os.environ.clear()
     os.environ.update(request["environment"])
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    printed, complained = (os.open(request[name], APPEND, 0o600) for name in ("output", "errors"))
-    for fd, target in ((nothing, 0), (printed, 1), (complained, 2)):
+    for target, (name, flags) in enumerate((("source", os.O_RDONLY), ("output", APPEND), ("errors", APPEND))):
+        fd = os.open(request[name], flags, 0o600)
         os.dup2(fd, target)
         os.close(fd)
+    sys.stdin = os.fdopen(0, closefd=False)
     os.chdir(request["folder"])
     os.setsid()
 

@@ -58,8 +58,7 @@ def start_on_stand_in(
 
     yield start
     for trainer in started:
-        if trainer.process.returncode is None:
-            trainer.kill()
+        trainer.kill()
     close_all()
 
 

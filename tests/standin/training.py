@@ -15,12 +15,14 @@ import itertools
 import json
 import os
 import select
-import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import forked
 
 ROOT = Path(__file__).parents[2]
 SIZES = (5_000_000, 3, 70_001, 1, 4096, 2_500_000, 12)  # of float32; 30 MB in two chunks
@@ -33,35 +35,33 @@ class Trainer:
     """The process, as a test sees it."""
 
     def __init__(self, where: Path, environment: dict[str, str], **options: object) -> None:
-        search = [str(ROOT / "src"), str(ROOT / "tests")]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "standin.training", str(where), json.dumps(options)],
-            env={**environment, "PYTHONPATH": os.pathsep.join(search)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=ROOT / "tests",
-        )
+        self._folder = tempfile.TemporaryDirectory()
+        asks, answers = Path(self._folder.name, "asks"), Path(self._folder.name, "answers")
+        self._errors = Path(self._folder.name, "errors")
+        os.mkfifo(asks)
+        os.mkfifo(answers)
+        words = ("-m", "standin.training", where, json.dumps(options))
+        self.process = forked.start(*words, environment=environment, source=asks, output=answers, errors=self._errors)
+        self._asks, self._answers = asks.open("wb"), answers.open("rb")
         self.ask("ready")
 
     def ask(self, *words: object) -> Any:
         """Do one thing there; its answer."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps(words).encode() + b"\n")
-        self.process.stdin.flush()
-        assert select.select([self.process.stdout], [], [], ANSWER_SECONDS)[0], f"no answer to {words}"
-        line = self.process.stdout.readline()
-        assert line, f"it ended while it was asked {words}"
+        self._asks.write(json.dumps(words).encode() + b"\n")
+        self._asks.flush()
+        assert select.select([self._answers], [], [], ANSWER_SECONDS)[0], f"no answer to {words}"
+        line = self._answers.readline()
+        assert line, f"it ended while it was asked {words}: {self._errors.read_text()}"
         answer = json.loads(line)
         assert "error" not in answer, answer["error"]
         return answer["is"]
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
+        for pipe in (self._asks, self._answers):
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
+        self._folder.cleanup()
 
     def close(self) -> None:
         self.ask("close")

@@ -103,9 +103,10 @@ def _emit_tiers(rank: m.RankReport) -> None:
     ]
     emit_table(columns, rows, title=f"the tiers of {rank.where}")
     training = rank.trainer_pid is not None
-    say("what would be lost if it died now:" if training else "nobody is training; what would be lost if it died now:")
+    say(f"{'' if training else 'nobody is training; '}what would be lost if this died now:")
     for loss in losses_of(rank, now):
-        say(f"  {loss.what}: {words(loss, training=training)}")
+        if training or loss.what != policy.PROCESS:
+            say(f"  {loss.what}: {words(loss, training=training)}")
 
 
 def losses_of(rank: m.RankReport, now: float) -> tuple[policy.Loss, ...]:
@@ -117,7 +118,7 @@ def losses_of(rank: m.RankReport, now: float) -> tuple[policy.Loss, ...]:
 def words(loss: policy.Loss, *, training: bool) -> str:
     """What would be lost, as a sentence goes on."""
     if loss.seconds is None:
-        return "everything: no tier would be left that holds a step"
+        return "everything; no step is kept elsewhere"
     if training:
         return f"the last {loss.seconds:.0f} s; training goes on from step {loss.step} in the tier {loss.tier}"
     lost = f"what came after step {loss.step}, {loss.seconds:.0f} s of training" if loss.seconds else "nothing"

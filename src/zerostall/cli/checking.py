@@ -7,6 +7,7 @@ import typer
 
 from zerostall.cli.arguments import AnyStep, Json, Step, Where, place
 from zerostall.cli.output import emit_json, emit_table, progress, say, size
+from zerostall.core.quoting import count
 from zerostall.errors import SnapshotNotFoundError
 from zerostall.flow import catalog
 from zerostall.flow.difference import Changed, Difference
@@ -53,7 +54,7 @@ def diff(where: Where, a: Step, b: Step, json: Json = False) -> None:
     if json:
         emit_json({"where": place(where), "same": found.same, **msgspec.to_builtins(found)})
     elif found.same:
-        say(f"steps {a} and {b} are the same, bit for bit: {found.equal} tensors")
+        say(f"steps {a} and {b} are the same, bit for bit: {count(found.equal, 'tensor')}")
     else:
         _print(found)
 
@@ -80,7 +81,7 @@ def _print(found: Difference) -> None:
     if found.values:
         rows = [(row.name, row.a or "–", row.b or "–") for row in found.values]
         emit_table(("value", f"step {found.a}", f"step {found.b}"), _capped(rows, 3))
-    say(f"{len(found.changed)} tensors changed, {found.equal} are equal bit for bit")
+    say(f"{count(len(found.changed), 'tensor')} changed, {found.equal} equal bit for bit")
 
 
 def _changed(row: Changed) -> tuple[str, ...]:

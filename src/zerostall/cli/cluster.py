@@ -14,6 +14,7 @@ from zerostall import config
 from zerostall.cli import agent
 from zerostall.cli.arguments import Json
 from zerostall.cli.output import clean, console, emit_json, emit_table, moment, say, size
+from zerostall.core.quoting import count
 from zerostall.errors import CapabilityError
 from zerostall.wire import token
 from zerostall.wire.manager_link import ManagerLink
@@ -90,7 +91,8 @@ def _link(url: str | None, token_file: Path | None) -> ManagerLink:
 
 def _print(state: State) -> None:
     there = sum(node.health == "alive" for node in state.nodes)
-    say(f"{there} of {len(state.nodes)} nodes alive, {len(state.runs)} runs, manager up {span(state.uptime)}")
+    nodes, runs = count(len(state.nodes), "node"), count(len(state.runs), "run")
+    say(f"{there} of {nodes} alive, {runs}, manager up {span(state.uptime)}")
     if state.topology:
         say(f"topology of {clean(state.topology)}")
     if state.nodes:
@@ -100,7 +102,7 @@ def _print(state: State) -> None:
         if node.sent_rate >= 1 and node.pace:
             say(f"{node.name}: {node.pace}")
     if len(state.nodes) > _NODES:
-        say(f"and {len(state.nodes) - _NODES} more nodes; those with trouble come first")
+        say(f"and {count(len(state.nodes) - _NODES, 'more node')}; those with trouble come first")
     for run in state.runs:
         _print_run(run)
     rows = [(moment(event.at), event.kind, event.subject, event.text) for event in state.events[:_EVENTS]]
@@ -124,8 +126,9 @@ def _node(node: NodeView) -> tuple[str, ...]:
 
 
 def _print_run(run: RunView) -> None:
+    ranks = count(run.world, "rank")
     say("")
-    say(f"run {clean(run.where or run.run)}: {run.training} of {run.world} ranks train on {run.nodes} nodes")
+    say(f"run {clean(run.where or run.run)}: {run.training} of {ranks} in training on {count(run.nodes, 'node')}")
     if run.target is None:
         say(f"nothing to go back to: {run.target_reason}", "bold red")
     else:
@@ -147,7 +150,7 @@ def _print_run(run: RunView) -> None:
         for snapshot in run.snapshots[:8]
     ]
     if rows:
-        emit_table((">step", "standing", f"images of {run.world} ranks", ">age", "why"), rows)
+        emit_table((">step", "standing", f"images of {ranks}", ">age", "why"), rows)
 
 
 def span(seconds: float) -> str:

@@ -11,6 +11,7 @@ import typer
 from zerostall.cli.arguments import CastTo, Json, Only, Rename, Step, Where, nbytes, renames
 from zerostall.cli.output import emit_json, progress, say, size
 from zerostall.core.exchange import ExportFormat, ExportOptions, ImportFormat, ImportOptions
+from zerostall.core.quoting import count
 from zerostall.trainer.exchange import files as exchange
 
 
@@ -60,7 +61,7 @@ def export(
         emit_json(msgspec.to_builtins(done))
         return
     files = f" in {done.files} files" if done.files > 1 else ""
-    say(f"step {done.step} → {done.path}: {done.tensors} tensors, {size(done.nbytes)}{files}")
+    say(f"step {done.step} → {done.path}: {count(done.tensors, 'tensor')}, {size(done.nbytes)}{files}")
     for alias, name in done.aliases.items():
         say(f"  {alias} is {name}, stored once and noted in the metadata")
 
@@ -68,7 +69,7 @@ def export(
 def import_(
     source: Annotated[Path, typer.Argument(help="file, or folder of files", show_default=False)],
     where: Where,
-    step: Annotated[int, typer.Option("--step", min=0, help="as which step", show_default=False)],
+    step: Annotated[int, typer.Option("--step", min=0, help="the number that the step gets", show_default=False)],
     only: Only = None,
     rename: Rename = None,
     dtype: CastTo = None,
@@ -88,7 +89,7 @@ def import_(
         ),
     ] = None,
     run: Annotated[str | None, typer.Option("--run", metavar="NAME", help="a name for the run")] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="a step of that number may be replaced")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="take the place of a step of that number")] = False,
     json: Json = False,
 ) -> None:
     """Store somebody's checkpoint as a step, for `restore(only="model.*")` and `load`. No code of it is run.
@@ -110,4 +111,4 @@ def import_(
     if json:
         emit_json(msgspec.to_builtins(done))
     else:
-        say(f"{source} → step {done.step} of {done.where}: {done.tensors} tensors, {size(done.nbytes)}")
+        say(f"{source} → step {done.step} of {done.where}: {count(done.tensors, 'tensor')}, {size(done.nbytes)}")

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from zerostall.core.quoting import count
 from zerostall.core.topology import Place
 from zerostall.errors import FormatError
 
@@ -91,9 +92,13 @@ class Fabric(msgspec.Struct, frozen=True):
             name: Place(racks.get(name, ""), leaf := leaves.get(name, ""), spines=spines.get(leaf, ()))
             for name in sorted(racks.keys() | leaves.keys())
         }
-        counts = ((len(file.racks), "racks"), (len(file.leaves), "leaf switches"), (len(file.spines), "spine switches"))
-        parts = [f"{count} {what}" for count, what in counts if count]
-        return cls(source, places, f"{len(places)} nodes, {', '.join(parts)}")
+        kinds = (
+            (file.racks, "rack", "racks"),
+            (file.leaves, "leaf switch", "leaf switches"),
+            (file.spines, "spine switch", "spine switches"),
+        )
+        parts = [count(len(places), "node"), *(count(len(names), *words) for names, *words in kinds if names)]
+        return cls(source, places, ", ".join(parts))
 
 
 class Stand(msgspec.Struct, frozen=True):

@@ -99,8 +99,9 @@ class Loss(msgspec.Struct, frozen=True):
     seconds: float | None
 
 
+PROCESS = "the training process"
 _DEATHS = (
-    ("the training process", ("host", "replica", "disk", "remote")),
+    (PROCESS, ("host", "replica", "disk", "remote")),
     ("this machine's power", ("replica", "disk", "remote")),
     ("this machine and its disk", ("replica", "remote")),
     ("the whole cluster", ("remote",)),

@@ -1,4 +1,4 @@
-"""Text out of files, made fit for messages: what a file says may be as long as the file."""
+"""Words for messages: text out of files, which may be as long as the file, and numbers of things."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ def clip(text: object) -> str:
 def quote(text: str) -> str:
     """Return the text in quotes, or the beginning of one that is long."""
     return repr(text) if len(text) <= _MOST else f"{text[:_MOST]!r}... ({len(text)} characters)"
+
+
+def count(number: int, thing: str, things: str = "") -> str:
+    """Return `1 node`, `2 nodes`; `things` where another plural is due."""
+    return f"{number} {thing if number == 1 else things or thing + 's'}"
 
 
 def dims(sizes: Sequence[object]) -> str:

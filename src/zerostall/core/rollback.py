@@ -198,7 +198,7 @@ class Steps:
             return Standing.flight, "nobody has said yet how many ranks the run has"
         missing = sorted(_everybody(table.world) - snapshot.holders.keys())
         if not missing:
-            return Standing.clean, f"the images of all {table.world} ranks are sealed"
+            return Standing.clean, f"sealed by {_all_of(table.world)}"
         if snapshot.clean_since is not None:
             return Standing.past, f"was clean; the image of rank {missing[0]} is not there any more"
         lost: list[tuple[int, str]] = []
@@ -261,13 +261,17 @@ def _passed(key: Key, latest: Key) -> bool:
     return key.attempt == latest.attempt and latest.step > key.step
 
 
+def _all_of(world: int) -> str:
+    return "its one rank" if world == 1 else f"all {world} ranks"
+
+
 def target(verdicts: Iterable[Verdict]) -> Target:
     """The newest clean snapshot; `verdicts` as `Steps.judge` gives them."""
     passed: list[Verdict] = []
     for verdict in verdicts:
         if verdict.standing is Standing.clean:
             newer = f"; {passed[-1].key} is {passed[-1].standing.value}: {passed[-1].reason}" if passed else ""
-            return Target(verdict.key, f"{verdict.key} is the newest with all {verdict.world} ranks{newer}")
+            return Target(verdict.key, f"{verdict.key} is the newest with {_all_of(verdict.world)}{newer}")
         passed.append(verdict)
     if passed:
         return Target(None, f"no step is clean; {passed[0].key} is {passed[0].standing.value}: {passed[0].reason}")
