@@ -6,11 +6,11 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import forked
+from crash.nursery import Child
 from hand import wait_until
 from zerostall.errors import ManagerError
 from zerostall.wire import rendezvous, token
@@ -21,7 +21,7 @@ SECONDS = 60.0
 
 # Nodes are heard often. Only where a test loses one is silence short: a machine that is busy must lose none by itself.
 PATIENT = ("--interval", "0.1", "--suspect-after", "600", "--lost-after", "900")
-QUICK = ("--interval", "0.1", "--suspect-after", "0.6", "--lost-after", "1.5")
+QUICK = ("--interval", "0.1", "--suspect-after", "1.0", "--lost-after", "3")
 
 Agents = Callable[[str], Path]
 """Makes this process use the agent of a node; its runtime folder."""
@@ -36,20 +36,20 @@ class Manager:
         self._environment = environment
         self._options = options
         self.port = 0
-        self.process: subprocess.Popen[str] | None = None
+        self.process: Child | None = None
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "zerostall.cli", "manager", "--port", str(self.port)]
-        command += ["--state", str(self.folder / "state"), "--token-file", str(self.token_file), *self._options]
-        with (self.folder / "manager.log").open("a") as log:
-            self.process = subprocess.Popen(
-                command, env=self._environment, stdout=subprocess.PIPE, stderr=log, text=True, bufsize=1
-            )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        found = re.search(r"manager at (https?://\S+?:(\d+));", line)
-        assert found, f"{line!r}\n{self.log()}"
+        files = ("--state", self.folder / "state", "--token-file", self.token_file)
+        said = self.folder / "said"
+        said.unlink(missing_ok=True)
+        self.process = process = forked.start(
+            "-m", "zerostall.cli", "manager", "--port", self.port, *files, *self._options,
+            environment=self._environment, output=said, errors=self.folder / "manager.log",
+        )  # fmt: skip
+        wait_until(lambda: process.ended() or "\n" in process.printed(), SECONDS)
+        found = re.search(r"manager at (https?://\S+?:(\d+));", process.printed())
+        assert found, f"{process.printed()!r}\n{self.log()}"
         self.url, self.port = found[1], int(found[2])
 
     def log(self) -> str:
@@ -87,20 +87,14 @@ class Manager:
     def kill(self) -> None:
         assert self.process is not None
         self.process.kill()
-        self.process.wait()
-        if self.process.stdout:
-            self.process.stdout.close()
 
     def close(self) -> None:
         assert self.process is not None
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(30)
-            except subprocess.TimeoutExpired:
-                self.kill()
-        if self.process.stdout:
-            self.process.stdout.close()
+        self.process.signal(signal.SIGTERM)
+        try:
+            self.process.wait()
+        finally:
+            self.kill()
 
 
 def refused(link: ManagerLink, call: str, message: object) -> str:

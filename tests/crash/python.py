@@ -19,6 +19,7 @@ from typing import NoReturn
 import torch
 
 import zerostall.cli.app
+import zerostall.manager.service
 import zerostall.trainer.checkpointer
 import zerostall.trainer.exchange.loading  # noqa: F401 - everything is loaded before the fork
 
