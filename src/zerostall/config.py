@@ -11,8 +11,8 @@ ZEROSTALL_SCRUB_RATE     most bytes a second of the images in memory that are ch
 ZEROSTALL_AGENT_IDLE     seconds without a trainer after which the agent leaves (default: 1800)
 ZEROSTALL_COPY_THREADS   threads that copy tensors in the training process (default: 2, or 8 where the state is
                          on a CUDA device and they take checksums of what arrives; at most half of the cores)
-ZEROSTALL_GDS            whether files go straight to a CUDA device's memory by GPUDirect Storage: auto (default),
-                         on, off
+ZEROSTALL_GDS            whether files go straight to a CUDA device's memory, and saves straight from one to disk, by
+                         GPUDirect Storage: auto (default), on, off
 ZEROSTALL_STORE_TIMEOUT  seconds that an object store may be silent before a request is sent again (default: 30)
 
 Object stores take credentials, region and endpoint from where their own tools do: AWS_…, GOOGLE_…, AZURE_…,
@@ -61,6 +61,7 @@ Transport = Literal["auto", "nixl", "tcp"]
 _Choice = TypeVar("_Choice", bound=str)
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_TIMES = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_bytes(text: str, name: str) -> int:
@@ -73,6 +74,20 @@ def parse_bytes(text: str, name: str) -> int:
     if match is None:
         raise ValueError(f"{name}={text!r} is not a number of bytes such as 512M or 1.5G")
     return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def parse_seconds(value: float | str, name: str) -> float:
+    """Seconds of a number, or of a text such as "30s", "10m", "1.5h", "1d". ValueError naming the setting."""
+    seconds = float("nan")
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*", value)
+        if match is not None:
+            seconds = float(match[1]) * _TIMES[match[2]]
+    elif not isinstance(value, bool):
+        seconds = float(value)
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(f"{name}={value!r} is not a time such as 30, '30s', '10m' or '1h'")
+    return seconds
 
 
 def runtime_dir() -> Path:
@@ -96,7 +111,7 @@ def store_environment(environment: Mapping[str, str] = os.environ) -> dict[str, 
 
 
 def gds() -> Gds:
-    """Whether files go straight to a device's memory; see `core.gds.choose`."""
+    """Whether files go straight to a device's memory, and from it; see `core.gds.choose`."""
     return _one_of("ZEROSTALL_GDS", ("auto", "on", "off"))
 
 

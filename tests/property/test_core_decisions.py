@@ -12,12 +12,13 @@ from zerostall.core.candidates import TIERS, Copy
 from zerostall.core.retention import Keep, StepFacts
 
 STEPS = st.lists(
-    st.builds(StepFacts, st.integers(0, 60), st.none() | st.floats(), st.booleans()),
+    st.builds(StepFacts, st.integers(0, 60), st.none() | st.floats(), st.booleans(), st.integers(0, 99).map(float)),
     unique_by=lambda fact: fact.step,
     max_size=15,
 )
 COUNTS = st.integers(1, 6)
-KEEPS = st.builds(Keep, COUNTS, st.none() | COUNTS, st.none() | COUNTS, st.sampled_from(["min", "max"]))
+WITHIN = st.none() | st.integers(0, 99).map(float)
+KEEPS = st.builds(Keep, COUNTS, st.none() | COUNTS, st.none() | COUNTS, st.sampled_from(["min", "max"]), WITHIN)
 PROTECTED = st.frozensets(st.integers(0, 60), max_size=4)
 
 
@@ -32,6 +33,13 @@ def test_retention_never_takes_what_it_must_not(
     assert stays >= {fact.step for fact in steps if fact.pinned}
     assert stays >= protected.intersection(numbers)
     assert keep.every is None or stays >= {step for step in numbers if step % keep.every == 0}
+    if keep.seconds is not None and steps:
+        newest = max(steps, key=lambda fact: fact.step)
+        young = {fact.step for fact in steps if newest.created - fact.created <= keep.seconds}
+        assert stays >= young
+        if keep.every is None and keep.best is None:  # nothing stays for longer without a reason of its own
+            pinned = {fact.step for fact in steps if fact.pinned}
+            assert stays == young | set(numbers[-keep.last :]) | pinned | protected.intersection(numbers)
     assert list(decision.evict) == sorted(decision.evict)
     assert set(decision.reasons) == set(numbers)
     kept_aside = {fact.step for fact in rewound} - set(decision.forget)

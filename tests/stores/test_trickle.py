@@ -46,7 +46,15 @@ def afar(s3_server: Server, bucket: str) -> Iterator[RemoteTier]:
         tier.close()
 
 
-def rules(server: Server, bucket: str, url: str | None = None, *, every: float = 0.0, keep: int = 3) -> m.RemoteRules:
+def rules(
+    server: Server,
+    bucket: str,
+    url: str | None = None,
+    *,
+    every: float = 0.0,
+    keep: int = 3,
+    within: float | None = None,
+) -> m.RemoteRules:
     return m.RemoteRules(
         url=f"s3://{bucket}/run",
         every=every,
@@ -56,6 +64,7 @@ def rules(server: Server, bucket: str, url: str | None = None, *, every: float =
         best_mode="min",
         rate=None,
         environment=server.environment(url),
+        keep_within=within,
     )
 
 
@@ -106,6 +115,14 @@ def test_retention_is_the_remote_tiers_own(trainer, afar: RemoteTier) -> None:
         one.channel.send(m.Promise(step=step, created=made.created, tier="remote"))
         one.hear(m.Reached, step=step, tier="remote")
     wait_until(lambda: afar.steps() == [1, 3, 4])
+
+
+def test_steps_stay_in_the_store_for_as_long_as_they_are_wanted(trainer, afar: RemoteTier) -> None:
+    one = trainer(keep=1, within=3600.0)
+    for step in (1, 2, 3):  # each is carried when what the one before it has left is tidied
+        one.seal(step)
+        one.hear(m.Reached, step=step, tier="remote")
+    assert afar.steps() == [1, 2, 3]
 
 
 def test_another_node_goes_on_from_the_store(

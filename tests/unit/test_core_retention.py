@@ -80,6 +80,21 @@ def test_infinite_metrics_have_their_place():
     assert retention.decide(steps, Keep(last=1, best=1, mode="max")).evict == (2,)
 
 
+def test_how_long_counts_from_the_newest_step():
+    steps = [StepFacts(step, created=1e9 + hour * 3600.0) for step, hour in ((1, 0), (2, 30), (3, 41.9), (4, 54))]
+    assert retention.decide(steps, Keep(last=1, within="1d")).evict == (1,)
+    assert retention.decide(steps, Keep(last=1, within="12h")).evict == (1, 2, 3)
+    assert retention.decide(steps, Keep(last=1, within=24.1 * 3600)).evict == (1,)
+    assert retention.decide(steps, Keep(last=3, within=0.0)).evict == (1,)
+    kept = retention.decide(steps, Keep(last=1, within="1d"))
+    assert kept.reasons[2] == "saved within 1d of the newest" and "within=1d" in kept.reasons[1]
+    unknown = [StepFacts(1), StepFacts(2, created=1e9)]
+    assert retention.decide(unknown, Keep(last=1, within="1d")).evict == (1,)
+    for odd in ("a while", -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="within"):
+            Keep(within=odd)
+
+
 @pytest.mark.parametrize("odd", [0, -1, True, 1.5, "3", None])
 def test_what_keeps_nothing_is_refused(odd: int):
     with pytest.raises(ValueError, match="last"):

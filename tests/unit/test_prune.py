@@ -13,17 +13,18 @@ from zerostall import native
 from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
 from zerostall.core.retention import Keep
+from zerostall.errors import StorageError
 from zerostall.flow.persist import prune
 from zerostall.tiers.disk import DiskTier
 
 MANIFEST = manifest_of(HandMade(make_layout(100), 0).record)
 
 
-def commit(where: Path, step: int, metric: float | None = None) -> Path:
+def commit(where: Path, step: int, metric: float | None = None, created: float = 0.0) -> Path:
     """A step of which only the manifest is there; retention asks for no more."""
     folder = where / names.step_folder(step)
     folder.mkdir(parents=True, exist_ok=True)
-    found = msgspec.structs.replace(MANIFEST, step=step, metric=metric)
+    found = msgspec.structs.replace(MANIFEST, step=step, metric=metric, created=created)
     (folder / names.MANIFEST).write_bytes(manifests.encode_manifest(found))
     return folder
 
@@ -88,3 +89,21 @@ def test_pins_and_damage(tier: DiskTier) -> None:
     (tier.where / names.step_folder(1) / names.PINNED).unlink()
     (tier.where / names.step_folder(3) / names.PINNED).touch()
     assert prune(tier, Keep(last=1), frozenset()) == (1,)
+
+
+def test_steps_go_by_their_age_and_what_cannot_be_read_stays(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step, hour in enumerate((0.0, 10.0, 20.0, 23.0, 25.0, 26.0)):
+        commit(tier.where, step, created=1e9 + 3600 * hour)
+    (tier.where / names.step_folder(2) / names.MANIFEST).write_bytes(b"damaged")
+    real = DiskTier.manifest
+
+    def manifest(self: DiskTier, step: int) -> manifests.Manifest:
+        if step == 1:
+            raise StorageError("the disk does not answer")
+        return real(self, step)
+
+    monkeypatch.setattr(DiskTier, "manifest", manifest)
+    assert prune(tier, Keep(last=1, within="4h"), frozenset()) == (0, 2)
+    monkeypatch.setattr(DiskTier, "manifest", real)
+    assert prune(tier, Keep(last=1, within=3600), frozenset()) == (1, 3)
+    assert tier.steps() == [4, 5]

@@ -50,7 +50,7 @@ PARAMETERS = {
     "Checkpointer.guard": "self",
     "Checkpointer.close": "self timeout",
     "Saving.wait": "self tier timeout",
-    "Keep": "last every best mode",
+    "Keep": "last every best mode within",
     "Peer": "copies",
     "Remote": "url every keep rate",
     "RankLocal": "value only",

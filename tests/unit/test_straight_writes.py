@@ -8,11 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from images import LAYOUT_OF_ALL
+from images import LAYOUT_OF_ALL, record_of
 from standin.cufile import NOT_SUPPORTED, FakeCuFile
 from zerostall import telemetry
 from zerostall.agent import straight_writes
@@ -20,7 +21,6 @@ from zerostall.agent.locker import Answer
 from zerostall.agent.shelf import Locker, Shelf
 from zerostall.agent.straight_writes import StraightWrites
 from zerostall.core.candidates import Past
-from zerostall.core.manifest import Record
 from zerostall.core.places import Places, gaps
 from zerostall.native import Device, Segment, Vault, crc32c
 from zerostall.tiers.contract import Image
@@ -161,10 +161,12 @@ class Bench:
             hide_file=lambda gpu, key: self.files.remove(key),
         )
         self.writes = StraightWrites(vaults, (locker,), self._advance)  # type: ignore[arg-type]
-        record = Record(
-            run="r", step=5, rank=0, world=1, created=5.0, layout="", nbytes=len(IMAGE), chunk_bytes=CHUNK,
-            checksums=SUMS, checksum=0, values={},
-        )  # fmt: skip
+        record = msgspec.structs.replace(
+            record_of(LAYOUT_OF_ALL, bytes(LAYOUT_OF_ALL.nbytes), 5, created=5.0),
+            nbytes=len(IMAGE),
+            chunk_bytes=CHUNK,
+            checksums=SUMS,
+        )
         self.held = Held(0, Image(LAYOUT_OF_ALL, record, 0), 4096)
 
     def _advance(self) -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from zerostall import config
 from zerostall.core import backoff
-from zerostall.core.retention import Keep
 from zerostall.errors import CorruptError, RunMismatchError, StorageError, ZerostallError
 from zerostall.flow.carry import Carried, Load, carry
 from zerostall.flow.governor import Gate
@@ -127,7 +126,7 @@ class Carrier:
     def use(self, remote: m.RemoteRules) -> None:
         """What the trainer wants: how often, how many, how fast; and the credentials it has now."""
         self.interval = remote.every
-        self.keep = Keep(remote.keep_last, remote.keep_every, remote.keep_best, remote.best_mode)  # pyright: ignore
+        self.keep = remote.keep()
         self._gate.use(remote.rate)
         self.tier.store.environment.update(remote.environment)
         self._rules = remote

@@ -19,7 +19,6 @@ from zerostall.agent.seat import Seat
 from zerostall.agent.standing import Standing
 from zerostall.agent.stowage import Stowage
 from zerostall.agent.takeover import take_folder
-from zerostall.core.retention import Keep
 from zerostall.errors import FormatError, RunBusyError, RunMismatchError
 from zerostall.telemetry import log
 from zerostall.tiers.modes import Modes
@@ -141,7 +140,7 @@ class Run(Standing):
             if isinstance(self.caller, Chair):
                 self.caller.begin(hello.world)
         rules = hello.rules
-        self.trickle.keep = Keep(rules.keep_last, rules.keep_every, rules.keep_best, rules.best_mode)  # pyright: ignore
+        self.trickle.keep = rules.keep()
         self.trickle.interval = rules.disk_interval
         self.lossless = rules.lossless
         self._patience = rules.patience

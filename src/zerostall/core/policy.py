@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from zerostall.config import parse_bytes
+from zerostall.config import parse_bytes, parse_seconds
 from zerostall.core.retention import Keep
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Remote(msgspec.Struct, frozen=True):
@@ -59,20 +56,6 @@ class Remote(msgspec.Struct, frozen=True):
         if not 0 < rate < float("inf"):
             raise ValueError(f"rate={self.rate!r} is not a number of bytes a second above 0")
         return float(rate)
-
-
-def parse_seconds(value: float | str, name: str) -> float:
-    """Seconds of a number, or of a text such as "30s", "10m", "1.5h", "1d". ValueError naming the setting."""
-    seconds = float("nan")
-    if isinstance(value, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*", value)
-        if match is not None:
-            seconds = float(match[1]) * _UNITS[match[2]]
-    elif not isinstance(value, bool):
-        seconds = float(value)
-    if not 0 <= seconds < float("inf"):
-        raise ValueError(f"{name}={value!r} is not a time such as 30, '30s', '10m' or '1h'")
-    return seconds
 
 
 class Newest(msgspec.Struct, frozen=True):

@@ -13,8 +13,12 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from zerostall.config import parse_seconds
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from zerostall.core.manifest import Manifest
 
 
 class Keep(msgspec.Struct, frozen=True):
@@ -27,14 +31,17 @@ class Keep(msgspec.Struct, frozen=True):
             A step
             with no metric, or NaN, is never among the best.
         mode: whether the best metric is the smallest ("min") or the largest ("max").
+        within: steps saved at most so long before the newest one: seconds, or such as "30m", "12h", "7d"; None for no
+            such rule. Counted from the newest step, not from now: a run that rests loses nothing.
 
-    ValueError for a number below 1.
+    ValueError for a number below 1, or what is no time.
     """
 
     last: int = 3
     every: int | None = None
     best: int | None = None
     mode: Literal["min", "max"] = "min"
+    within: float | str | None = None
 
     def __post_init__(self) -> None:
         for name, number in (("last", self.last), ("every", self.every), ("best", self.best)):
@@ -44,6 +51,11 @@ class Keep(msgspec.Struct, frozen=True):
                 raise ValueError(f"keep {name}={number!r}: it must be a whole number of 1 or more")
         if self.mode not in ("min", "max"):
             raise ValueError(f"keep mode={self.mode!r}: it must be 'min' or 'max'")
+        self.seconds  # noqa: B018 - checked now, not when it is used
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.within is None else parse_seconds(self.within, "keep within")
 
     def words(self) -> str:
         """What is kept, in words."""
@@ -52,15 +64,26 @@ class Keep(msgspec.Struct, frozen=True):
             words.append(f"every={self.every}")
         if self.best is not None:
             words.append(f"best={self.best} ({self.mode})")
+        if self.within is not None:
+            words.append(f"within={self.within if isinstance(self.within, str) else f'{self.within:g}s'}")
         return ", ".join(words)
 
 
 class StepFacts(msgspec.Struct, frozen=True):
-    """What retention knows of a step: its metric if it has one, and whether the user pinned it."""
+    """What retention knows of a step: its metric if it has one, whether the user pinned it, and when it was saved.
+
+    `created`: seconds since 1970; 0.0 where nobody can say, or no rule asks for it.
+    """
 
     step: int
     metric: float | None = None
     pinned: bool = False
+    created: float = 0.0
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> StepFacts:
+        """What a manifest says; of pins it knows nothing."""
+        return cls(manifest.step, manifest.metric, created=manifest.created)
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -137,6 +160,10 @@ def _kept(facts: list[StepFacts], keep: Keep, protected: frozenset[int]) -> dict
         for fact in facts:
             if fact.step % keep.every == 0:
                 reasons.setdefault(fact.step, f"a multiple of {keep.every}")
+    if keep.seconds is not None and facts:
+        for fact in facts:
+            if fact.created >= facts[-1].created - keep.seconds:
+                reasons.setdefault(fact.step, f"saved within {keep.within} of the newest")
     if keep.best is not None:
         sign = 1.0 if keep.mode == "min" else -1.0
         ranked = sorted(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from zerostall.core import retention
 from zerostall.core.retention import Keep, StepFacts
-from zerostall.errors import CorruptError, FormatError, StorageError, ZerostallError
+from zerostall.errors import StorageError, ZerostallError
 from zerostall.telemetry import log
 
 if TYPE_CHECKING:
@@ -144,12 +144,16 @@ def prune(run: RunTier, keep: Keep, protected: frozenset[int]) -> tuple[int, ...
     try:
         # A run may keep thousands of steps: a file is opened only for a rule that asks for what is in it, and only the
         # pins of those that would go are looked for.
-        measured = keep.best is not None
-        facts = [StepFacts(step, metric=_metric(run, step) if measured else None) for step in run.steps()]
+        steps = run.steps()
+        told = run.facts(steps) if keep.best is not None or keep.within is not None else None
+        facts = [StepFacts(step) if told is None else told.get(step, StepFacts(step)) for step in steps]
+        if told is not None:
+            protected = protected.union(set(steps).difference(told))  # nobody can say just now what they are
         rewound = [StepFacts(step, pinned=run.pinned(step, rewound=True)) for step in run.rewound()]
         going = set(retention.decide(facts, keep, protected, rewound=rewound).evict)
         facts = [
-            StepFacts(fact.step, fact.metric, pinned=fact.step in going and run.pinned(fact.step)) for fact in facts
+            StepFacts(fact.step, fact.metric, fact.step in going and run.pinned(fact.step), fact.created)
+            for fact in facts
         ]
         decision = retention.decide(facts, keep, protected, rewound=rewound)
         for step in decision.forget:
@@ -163,10 +167,3 @@ def prune(run: RunTier, keep: Keep, protected: frozenset[int]) -> tuple[int, ...
     except (OSError, ZerostallError) as error:
         log.warning("%s: old steps could not all be removed: %s", run.where, error)
     return evicted
-
-
-def _metric(run: RunTier, step: int) -> float | None:
-    try:
-        return run.metric(step)
-    except (CorruptError, FormatError, OSError):
-        return None  # a damaged step is as old as its number says, and best at nothing

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from zerostall.core.candidates import Past
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import Manifest, RankFacts, Record, RunFacts
+    from zerostall.core.retention import StepFacts
 
 
 class DeviceCopy(Protocol):
@@ -179,8 +180,11 @@ class RunTier(Tier, Protocol):
         """Say what run this is, if nothing says so yet; what run it is now."""
         ...
 
-    def metric(self, step: int) -> float | None:
-        """What the step is worth, if the user said so."""
+    def facts(self, steps: Iterable[int]) -> dict[int, StepFacts]:
+        """What retention may ask of committed steps, but for pins.
+
+        One that is damaged is best at nothing and older than all; one that cannot be read just now is left out.
+        """
         ...
 
     def remove_again(self) -> None:

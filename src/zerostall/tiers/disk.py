@@ -7,6 +7,7 @@ at any point leaves a step whole or not there at all.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
 from zerostall.core.candidates import Past
+from zerostall.core.retention import StepFacts
 from zerostall.errors import FormatError, SnapshotNotFoundError, StepExistsError
 from zerostall.telemetry import log
 from zerostall.tiers.files import (
@@ -66,7 +68,7 @@ class DiskTier:
         self._staging: dict[int, Path] = {}
         self._drafts: set[int] = set()
         self._left: set[Path] = set()
-        self._metrics: dict[int, tuple[tuple[int, int], float | None]] = {}
+        self._facts: dict[int, tuple[tuple[int, int], StepFacts]] = {}
 
     def use(self, modes: Modes) -> None:
         """From now on, what is made gets these modes."""
@@ -150,7 +152,7 @@ class DiskTier:
     def evict(self, step: int) -> None:
         """A failure is logged, never raised: what is left over is invisible and goes with the next start."""
         folder = self._folder(step)
-        self._metrics.pop(step, None)
+        self._facts.pop(step, None)
         if discard(folder / names.MANIFEST):
             self._remove(folder)
             self._remove_kept(step)
@@ -236,14 +238,13 @@ class DiskTier:
         folder = self.where / names.rewound_folder(step) if rewound else self._folder(step)
         return (folder / names.PINNED).exists()
 
-    def metric(self, step: int) -> float | None:
-        """What the step is worth; each manifest is read once, and again where it is another file."""
-        facts = (self._folder(step) / names.MANIFEST).lstat()
-        which = (facts.st_ino, facts.st_mtime_ns)
-        known = self._metrics.get(step)
-        if known is None or known[0] != which:
-            known = self._metrics[step] = (which, self.manifest(step).metric)
-        return known[1]
+    def facts(self, steps: Iterable[int]) -> dict[int, StepFacts]:
+        """Each manifest is read once, and again where it is another file."""
+        found: dict[int, StepFacts] = {}
+        for step in steps:
+            with contextlib.suppress(OSError):
+                found[step] = self._facts_of(step)
+        return found
 
     def created(self, step: int, rank: int | None = None) -> float:
         """When the committed step (or one rank's image of it) was saved; 0.0 if it cannot say.
@@ -308,6 +309,17 @@ class DiskTier:
             self._remove(folder)
 
     # ------------------------------------------------------------------------------------------------ internals
+
+    def _facts_of(self, step: int) -> StepFacts:
+        about = (self._folder(step) / names.MANIFEST).lstat()
+        which, known = (about.st_ino, about.st_mtime_ns), self._facts.get(step)
+        if known is None or known[0] != which:
+            try:
+                facts = StepFacts.of(self.manifest(step))
+            except FormatError:
+                facts = StepFacts(step)
+            known = self._facts[step] = (which, facts)
+        return known[1]
 
     def _folder(self, step: int) -> Path:
         return self._files.folder(step)

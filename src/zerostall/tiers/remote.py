@@ -18,6 +18,7 @@ from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
 from zerostall.core.candidates import Past
+from zerostall.core.retention import StepFacts
 from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, StepExistsError, StorageError
 from zerostall.telemetry import log, say_once
 from zerostall.tiers import kept, readings
@@ -251,9 +252,9 @@ class RemoteTier:
         folder = names.rewound_folder(step) if rewound else names.step_folder(step)
         return self.store.size(f"{folder}/{names.PINNED}") is not None
 
-    def metric(self, step: int) -> float | None:
-        """What the step is worth."""
-        return self.manifest(step).metric
+    def facts(self, steps: Iterable[int]) -> dict[int, StepFacts]:
+        found = ((step, manifest) for step, manifest, _ in self.look(steps))
+        return {step: StepFacts(step) if one is None else StepFacts.of(one) for step, one in found}
 
     def remove_again(self) -> None:
         """What could not be removed goes when it is old, see `clear_leftovers`."""

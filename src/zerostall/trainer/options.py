@@ -102,6 +102,7 @@ class Options:
             disk_interval=self.disk_interval,
             patience=patience,
             disks=self.disks,
+            keep_within=self.keep.seconds,
         )
 
     def remote_rules(self) -> m.RemoteRules | None:
@@ -118,6 +119,7 @@ class Options:
             best_mode=keep.mode,
             rate=self.remote.bytes_per_second,
             environment=config.store_environment(),
+            keep_within=keep.seconds,
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from zerostall.core.retention import Keep
 from zerostall.wire.message import Message
 from zerostall.wire.saves import Sealed
 
@@ -15,7 +16,7 @@ class Rules(msgspec.Struct, frozen=True):
     """What the trainer wants of its run: retention and whether every sealed image must reach the disk.
 
     Attributes:
-        keep_last, keep_every, keep_best, best_mode: see `core.retention.Keep`.
+        keep_last, keep_every, keep_best, best_mode, keep_within: see `core.retention.Keep`; seconds.
         lossless: `when_busy="wait"`: no sealed image is replaced before it is on disk.
         disk_interval: seconds from one write to disk to the next, unless somebody waits for it.
         patience: seconds after which a save that some ranks have sealed, and others have said nothing of, is given up.
@@ -30,6 +31,10 @@ class Rules(msgspec.Struct, frozen=True):
     disk_interval: float = 0.0
     patience: float = 600.0
     disks: tuple[str, ...] = ()
+    keep_within: float | None = None
+
+    def keep(self) -> Keep:
+        return _keep(self)
 
 
 class RemoteRules(msgspec.Struct, frozen=True):
@@ -47,9 +52,18 @@ class RemoteRules(msgspec.Struct, frozen=True):
     best_mode: str
     rate: float | None
     environment: dict[str, str]
+    keep_within: float | None = None
+
+    def keep(self) -> Keep:
+        return _keep(self)
 
     def __repr__(self) -> str:
         return f"<RemoteRules {self.url}>"
+
+
+def _keep(rules: Rules | RemoteRules) -> Keep:
+    mode = "max" if rules.best_mode == "max" else "min"
+    return Keep(rules.keep_last, rules.keep_every, rules.keep_best, mode, rules.keep_within)
 
 
 class Meeting(msgspec.Struct, frozen=True):
