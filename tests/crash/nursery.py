@@ -47,6 +47,7 @@ class Nursery:
     ) -> Child:
         """A child that runs `main` of its kind with these words, in that environment and in that folder or this one.
 
+        As a process that is started here it gets our umask.
         What it prints is appended to `output`; standard error, too, if `errors` is not given. It reads `source`.
         """
         texts = list(map(str, words))
@@ -56,7 +57,8 @@ class Nursery:
             "source": str(source),
             "folder": str(folder or Path.cwd()),
         }
-        pid = self.ask({"start": texts, "environment": dict(environment), **files})["pid"]
+        os.umask(mask := os.umask(0))
+        pid = self.ask({"start": texts, "environment": dict(environment), "umask": mask, **files})["pid"]
         self._children.append(Child(self, pid, texts, output))
         return self._children[-1]
 

@@ -143,7 +143,7 @@ def test_memory_that_was_refused_is_not_written_to(start_agent: StartAgent, wher
 
 
 @pytest.fixture
-def launches_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def launches_none(forked_agents: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """This process starts no agent of its own: it might be quicker than the one that the test starts."""
     monkeypatch.setattr(rendezvous, "_launch", lambda folder: 0)
 

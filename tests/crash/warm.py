@@ -3,7 +3,7 @@
 Run as a script: `warm.py KIND`, one of MODULES. A line of JSON in gives a line of JSON out:
 
     {"start": [words], "environment": {...}, "source": path, "output": path, "errors": path,
-     "folder": path}
+     "folder": path, "umask": n}
                      ->  {"pid": n}      the child runs `main(words)`
     {"look": pid}    ->  {"code": n} once it has ended, else {"code": null}
 
@@ -54,6 +54,7 @@ def become(request: dict) -> None:
         os.close(fd)
     sys.stdin = os.fdopen(0, closefd=False)
     os.chdir(request["folder"])
+    os.umask(request["umask"])
     os.setsid()
 
 
