@@ -270,7 +270,8 @@ def test_another_run_takes_the_folder_while_training(agent: Child, where: Path, 
     shutil.copytree(tmp_path / "other", where)
     with pytest.raises(ZerostallError, match="another run"):
         run.save().wait(timeout=60)
-    run.ckpt._shut()
+    run.ckpt._estate.shut()
+    run.ckpt._closed = True
     assert restored(where) == 1
 
 

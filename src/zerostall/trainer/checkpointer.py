@@ -9,13 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from zerostall import native
-from zerostall.config import Frozen, IfExists, Policy, WhenBusy, runtime_dir, umask
+from zerostall.config import Frozen, IfExists, Policy, WhenBusy, runtime_dir
 from zerostall.telemetry import Stats, log
 from zerostall.trainer import restore as restoring
 from zerostall.trainer.ear import Ear
 from zerostall.trainer.estate import FLUSH_SECONDS, Estate, await_dropped, flush_newest
 from zerostall.trainer.every import Every
-from zerostall.trainer.joining import agree_on_run, agree_on_terms, link_up
+from zerostall.trainer.joining import agree_on_run, agree_on_terms, hello_of, link_up
 from zerostall.trainer.ledger import Ledger
 from zerostall.trainer.link import Link
 from zerostall.trainer.lockers import Lockers
@@ -52,10 +52,9 @@ class Checkpointer:
     ...         train_one_step(step)
     ...         ckpt.save(step + 1)
 
-    `save` copies at once what forward and user code may change (buffers, counters, random generators, schedulers,
-    averaged weights), hands the rest to threads of its own, and returns. Before the optimizer changes a parameter, its
-    guard makes sure that it has been read. The image lands in memory of the node's agent, which outlives this process
-    and carries it to disk.
+    `save` copies at once what forward and user code may change, hands the rest to threads, and returns. Before the
+    optimizer changes a parameter, its guard makes sure that it has been read. The image lands in memory of the node's
+    agent, which outlives this process and carries it to disk.
 
     Args:
         where: the run's folder, created when absent; or a URL (`s3://bucket/run`, or a `Remote`), and then nothing is
@@ -78,18 +77,17 @@ class Checkpointer:
         require_finite: patterns (`model.*`) of tensors in which NaN or infinity is an error: such a snapshot is thrown
             away, and no older one is evicted for it. Looked for in the background.
         source_checks: share of the chunks of which a CUDA device takes the checksum itself at `save`, compared with
-            what arrives (`GhostError`); the sample goes round, so that 0.01 comes to every chunk in 100 saves. 0: none.
+            what arrives (`GhostError`); the sample goes round: with 0.01, every chunk in 100 saves.
         guard: "hooks" guards the given optimizers by themselves; "manual" says that *every* change of trainable
             parameters happens inside `with ckpt.guard():`.
         preempt: signals, `("SIGTERM",)` for instance, upon which all ranks save once more and `preempted` becomes true.
             The handler of before gets the signal after that; a second one ends the process at once.
         grace: seconds from the signal until what is saved by then goes to disk and the process ends.
-        process_group: the ranks of `torch.distributed` that train together; None: all of them. Every one of them makes
-            this checkpointer, restores and saves the same steps; only making and restoring wait for each other.
-        peer: capture into the memory of another GPU first, where one can be reached (over NVLink at best): the guard is
-            free several times sooner, and what is there outlives this process. The agent takes that memory within its
-            ZEROSTALL_VAULT_BUDGET; where it cannot be had, state goes to host memory as ever, and it is said why.
-            `Peer(copies=2)`: with a mirror of each image on a second GPU.
+        process_group: the ranks of `torch.distributed` that train together; None: all. Every one makes this
+            checkpointer, restores and saves the same steps; only making and restoring wait for each other.
+        peer: capture into the memory of another GPU first, where one can be reached: the guard is free several times
+            sooner. The agent takes that memory within its ZEROSTALL_VAULT_BUDGET; where it cannot be had, it is said
+            why, and state goes to host memory. `Peer(copies=2)`: with a mirror of each image on a second GPU.
         disks: folders on other disks, of this run alone, over which ranks' images are dealt beside `where` itself.
         remote: a URL that the run is carried to beyond its disk, or a `Remote`: how often, how many, how fast.
         **state: what to save, by name: modules, optimizers, anything with `state_dict` and `load_state_dict`, dicts and
@@ -177,19 +175,7 @@ class Checkpointer:
         self._pid, self._forks = os.getpid(), native.forks()
 
         def connect(nodes: m.Nodes | None) -> Link:
-            hello = m.Hello(
-                id=0,
-                protocol=m.PROTOCOL,
-                pid=os.getpid(),
-                where=os.fsencode(str(self._where)),
-                rank=self._world.rank,
-                world=self._world.size,
-                rules=self._options.rules(self._world.patience),
-                run=run,
-                umask=umask(),
-                remote=self._options.remote_rules(),
-                nodes=nodes,
-            )
+            hello = hello_of(self._world, self._where, self._options, run, nodes)
             ear = Ear(self._shelf, self._ledger, self._pace, self.stats, self._lockers, self._world.rank)
             return Link(runtime_dir(), hello, ear)
 
@@ -283,18 +269,12 @@ class Checkpointer:
 
     @property
     def preempted(self) -> bool:
-        """Has a signal of `preempt` come, on any rank, and has the last step been saved? Leave the loop then.
-
-        It becomes true on every rank after the same step.
-        """
+        """Leave the loop: a signal of `preempt` has come to some rank, and the last step, the same on all, is saved."""
         return self._pace.left
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Wrap what changes saved tensors and is not a hooked optimizer's step.
-
-        Entering waits until the snapshot in progress has read them all (or moved them aside).
-        """
+        """Wrap what changes saved tensors and is not a hooked optimizer's step; entering waits for their reading."""
         self._saves.guard.protect()
         yield
 
@@ -314,10 +294,8 @@ class Checkpointer:
         """Put the newest clean snapshot back, in place, and return its step; 0 when nothing was saved yet.
 
         Everything is checked, names, shapes and dtypes both ways, before anything is written. A damaged copy is
-        skipped with a line in the log that says which and why; another copy of the same step is preferred to an older
-        step. An explicit `step` never becomes another one.
-
-        With many ranks every one calls it, and all restore the same step: the newest that each of them can get.
+        skipped with a line in the log; another copy of the same step is preferred to an older step. An explicit `step`
+        never becomes another one. With many ranks every one calls it, and all restore the newest that each can get.
 
         Args:
             step: this very step.
@@ -362,8 +340,8 @@ class Checkpointer:
         """Wait until the newest snapshot is where it is durable, then let go of the agent. Leaving `with` does this.
 
         That is on disk and, where the run has a remote tier, there too. A second call does nothing. Whatever this
-        raises, the checkpointer is closed afterwards: threads, memory and hooks are let go of, and another one may take
-        the folder. The agent lives on for a while and goes on with what it has.
+        raises, the checkpointer is closed afterwards, and another one may take the folder. The agent lives on for a
+        while and goes on with what it has.
 
         Args:
             timeout: seconds.
@@ -381,7 +359,8 @@ class Checkpointer:
         try:
             self._estate.flush(timeout)
         finally:
-            self._shut()
+            self._closed = True
+            self._estate.shut()
 
     def __del__(self) -> None:
         estate = self.__dict__.get("_estate")  # not there when the making of it failed
@@ -402,10 +381,6 @@ class Checkpointer:
             self.close()
         except Exception as second:  # noqa: BLE001 - the first error is the one to see
             log.error("while leaving because of %r: the newest snapshot did not get to disk: %s", error, second)
-
-    def _shut(self) -> None:
-        self._closed = True
-        self._estate.shut()
 
     # -------------------------------------------------------------------------------------------------- checks
 

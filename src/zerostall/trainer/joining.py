@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from dataclasses import fields
 from typing import TYPE_CHECKING
@@ -10,10 +11,10 @@ import msgspec
 
 import zerostall
 from zerostall import config
-from zerostall.config import runtime_dir
+from zerostall.config import runtime_dir, umask
 from zerostall.core import agreement
 from zerostall.errors import CapabilityError, RankError, RunMismatchError
-from zerostall.wire.messages import Meeting, Nodes
+from zerostall.wire.messages import PROTOCOL, Hello, Meeting, Nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,6 +65,23 @@ def agree_on_terms(world: World, where: Path | str, options: Options, **more: ob
         return None
     here = tuple(rank for rank, number in enumerate(node_of) if number == node_of[world.rank])
     return Nodes(here=here, host=config.host_for_nodes())
+
+
+def hello_of(world: World, where: Path | str, options: Options, run: str | None, nodes: Nodes | None) -> Hello:
+    """What this rank says to its node's agent first."""
+    return Hello(
+        id=0,
+        protocol=PROTOCOL,
+        pid=os.getpid(),
+        where=os.fsencode(str(where)),
+        rank=world.rank,
+        world=world.size,
+        rules=options.rules(world.patience),
+        run=run,
+        umask=umask(),
+        remote=options.remote_rules(),
+        nodes=nodes,
+    )
 
 
 def link_up(world: World, connect: Callable[[Nodes | None], Link], nodes: Nodes | None) -> Link:
