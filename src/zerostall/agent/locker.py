@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from zerostall.core import backoff
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from zerostall.agent.vaults import Vaults
+    from zerostall.core.candidates import Past
     from zerostall.tiers.host import HostTier
 
 PLACES = 2
@@ -119,6 +121,18 @@ class Locker:
         if key in self._shown:
             self._shown.discard(key)
             self._vaults.hide(key)
+
+    def told(self) -> w.Locker:
+        """What the trainer hears of it."""
+        return w.Locker(key=self.key, gpu=self.gpu, handle=self.handle, stride=self.stride, places=len(self.places))
+
+    def lend(self, past: Past) -> tuple[w.Kept, Callable[[], None]] | None:
+        """Where that very image lies here, if it does; it stays until the function is called."""
+        place = self.places.hold(past)
+        if place is None:
+            return None
+        kept = w.Kept(gpu=self.gpu, handle=self.handle, offset=place.index * self.stride, runs=place.runs)
+        return kept, partial(self.places.release, place.index)
 
     def order(self, order: w.Drain | w.Mirror) -> None:
         self._vaults.order(self.gpu, order, self)

@@ -76,7 +76,7 @@ class Stowage:
             self._give_back("its trainer has asked for another locker")
             self._rented = request
         if self._first.handle:
-            self._berth.send(self._locker())
+            self._berth.send(self._first.told())
         self._first.ask(request.gpu, request.nbytes)
         if request.mirror:
             self._second.ask(request.mirror, request.nbytes)
@@ -146,20 +146,13 @@ class Stowage:
 
     def lend(self, past: Past) -> tuple[tuple[w.Kept, ...], Callable[[], None]]:
         """Where that very image lies here, too; it stays until the function is called."""
-        kept: list[w.Kept] = []
-        held: list[Callable[[], None]] = []
-        for locker in (self._first, self._second):
-            place = locker.places.hold(past)
-            if place is not None:
-                offset = place.index * locker.stride
-                kept.append(w.Kept(gpu=locker.gpu, handle=locker.handle, offset=offset, runs=place.runs))
-                held.append(lambda places=locker.places, index=place.index: places.release(index))
+        lent = [found for locker in (self._first, self._second) if (found := locker.lend(past)) is not None]
 
         def release() -> None:
-            for let_go in held:
+            for _, let_go in lent:
                 let_go()
 
-        return tuple(kept), release
+        return tuple(kept for kept, _ in lent), release
 
     def _find(self, past: Past) -> Consignment | None:
         return next((c for c in self._queue if (c.record.step, c.record.created) == (past.step, past.created)), None)
@@ -170,7 +163,7 @@ class Stowage:
         if self._berth.current is not None:
             locker.show(self._berth.current)
         if locker is self._first:
-            self._berth.send(self._locker())
+            self._berth.send(self._first.told())
 
     def refused(self, locker: Locker, reason: str) -> None:
         if locker is self._first:
@@ -212,12 +205,6 @@ class Stowage:
         self._forget(locker, key, f"the vault of {locker.gpu} is gone: {reason}")
 
     # ------------------------------------------------------------------------------------------------------- within
-
-    def _locker(self) -> w.Locker:
-        first = self._first
-        return w.Locker(
-            key=first.key, gpu=first.gpu, handle=first.handle, stride=first.stride, places=len(first.places)
-        )
 
     def _mirror(self, image: Consignment) -> None:
         """Have it copied to the second locker, where there is one with a place."""
