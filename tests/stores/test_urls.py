@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+import forked
 import zerostall
 from forked import cli
 from stores.server import Server
@@ -106,3 +107,59 @@ def test_the_command_line_takes_urls(url: str) -> None:
     ]
     assert run("show", url, "5")["where"] == url
     assert run("verify", url, "6")["clean"]
+
+
+RANK = """
+import sys
+import torch, torch.distributed as dist
+import zerostall
+from zerostall.flow.checked_images import CheckedImage
+from zerostall.trainer.exchange import store_reads
+rank, store, url = int(sys.argv[1]), *sys.argv[2:]
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=3)
+store_reads.ROUND = 1
+mine, load = [], CheckedImage.load
+def counted(self, index, view):
+    mine.append((self.number, index))
+    load(self, index, view)
+CheckedImage.load = counted
+alone = zerostall.load(url)["model"]
+chunks = sorted(mine)
+mine.clear()
+together = zerostall.load(url, process_group=dist.group.WORLD)["model"]
+assert list(alone) == list(together) and len(alone) == 2
+assert all(torch.equal(alone[name], together[name]) for name in alone)
+every = [None] * 3
+dist.all_gather_object(every, mine)
+assert sorted(sum(every, [])) == chunks and len(chunks) == 3, every  # each once, whatever the number of ranks
+assert all(every), every
+dist.barrier()
+def damaged(self, index, view):
+    if rank == 1:
+        raise zerostall.errors.CorruptError(f"chunk {index} fails its checksum")
+    load(self, index, view)
+CheckedImage.load = damaged
+try:
+    zerostall.load(url, process_group=dist.group.WORLD)
+except zerostall.errors.CorruptError as error:
+    print("told:", error)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.timeout(300)
+def test_ranks_ask_the_store_for_each_chunk_once(bucket: str, tmp_path: Path) -> None:
+    source, url = tmp_path / "source.safetensors", f"s3://{bucket}/runs/large"
+    save_file({"weight": np.arange(10 << 20, dtype=np.float32), "bias": np.ones(7, np.float16)}, source)
+    zerostall.import_file(source, url, 1, zerostall.ImportOptions(run="gpt"))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ranks = [
+        forked.start(
+            "-c", RANK, rank, tmp_path / "store", url, environment=environment, output=tmp_path / f"said-{rank}"
+        )
+        for rank in range(3)
+    ]
+    codes = [child.wait(280) for child in ranks]
+    for said in [child.printed() for child in ranks]:
+        assert "told: rank 1: CorruptError: chunk" in said, said
+    assert codes == [0, 0, 0]

@@ -116,6 +116,10 @@ class WholeStep:
         """The bytes of one rank's image, as they are."""
         return self._images[rank].source
 
+    def image_of(self, rank: int) -> CheckedImage:
+        """One rank's image, chunk by chunk."""
+        return self._images[rank]
+
     def order(self, tensor: WholeTensor) -> tuple[int, int]:
         """Rank and offset of its first bytes, to read tensors in the order in which they lie."""
         pieces = self._held.wholes[tensor.base or tensor.alias or tensor.name].pieces

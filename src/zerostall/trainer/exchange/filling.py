@@ -14,9 +14,10 @@ import torch.distributed as dist
 
 from zerostall import config, native
 from zerostall.core import passing
-from zerostall.errors import CorruptError, ZerostallError
+from zerostall.errors import ZerostallError
 from zerostall.telemetry import log
 from zerostall.trainer import file_loads
+from zerostall.trainer.exchange.passing_on import agree, pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,7 +29,6 @@ ROUND = 256 << 20
 """What one rank reads before it passes it on. Many chunks: the one at either end may be read on two ranks."""
 
 _AHEAD = 2
-_SMALL = 1 << 20
 _HUGE = 2 << 20
 _PAGE = 4096
 
@@ -82,9 +82,9 @@ def fill(
                 reader.begin(turn[rank])
             if not number:
                 continue
-            _agree(problem, device, group)
+            agree(problem, device, group)
             begun = time.perf_counter()
-            _pass_on(rounds[number - 1], device, group)
+            pass_on([[place.target for place in share.places] for share in rounds[number - 1]], device, group)
             if number == 1 and len(rounds) > 2:
                 if device.type == "cuda":
                     torch.cuda.current_stream(device).synchronize()  # NCCL has only been asked
@@ -205,43 +205,4 @@ def _alone(shares: Sequence[_Share], reader: _Reader, device: torch.device, grou
             reader.begin(share)
     except (ZerostallError, OSError) as error:
         problem = f"{type(error).__name__}: {error}"
-    _agree(problem or reader.problem(), device, group)
-
-
-def _agree(problem: str, device: torch.device, group: dist.ProcessGroup) -> None:
-    """Raise on all ranks what went wrong on any."""
-    bad = torch.tensor([bool(problem)], dtype=torch.int32, device=device)
-    dist.all_reduce(bad, group=group)
-    if not bad.item():
-        return
-    told: list[str | None] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(told, problem, group=group)
-    raise CorruptError("; ".join(f"rank {rank}: {one}" for rank, one in enumerate(told) if one))
-
-
-def _pass_on(shares: Sequence[_Share], device: torch.device, group: dist.ProcessGroup) -> None:
-    """Every rank's share to all others: large tensors by themselves, small ones together."""
-    work: list[dist.Work | None] = []
-    packed: list[tuple[torch.Tensor, list[torch.Tensor], bool]] = []
-    me = dist.get_rank(group)
-    for owner, share in enumerate(shares):
-        source = dist.get_global_rank(group, owner)
-        small = [place.target for place in share.places if 0 < place.target.numel() < _SMALL]
-        for place in share.places:
-            if place.target.numel() >= _SMALL:
-                work.append(dist.broadcast(place.target, source, group=group, async_op=True))
-        if small:
-            pack = (
-                torch.cat(small)
-                if owner == me
-                else torch.empty(sum(map(torch.numel, small)), dtype=torch.uint8, device=device)
-            )
-            packed.append((pack, small, owner == me))
-            work.append(dist.broadcast(pack, source, group=group, async_op=True))
-    for one in work:
-        if one is not None:
-            one.wait()
-    for pack, small, mine in packed:
-        if not mine:
-            for target, part in zip(small, pack.split([one.numel() for one in small]), strict=True):
-                target.copy_(part)
+    agree(problem or reader.problem(), device, group)

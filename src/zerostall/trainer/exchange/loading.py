@@ -10,18 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
+import torch.distributed as dist
 
 from zerostall import config
 from zerostall.core import matching
 from zerostall.core import steps as step_names
 from zerostall.core.exchange import MODULE_KINDS
 from zerostall.core.mosaic import row_major
+from zerostall.errors import ZerostallError
 from zerostall.flow.foreign_safetensors import index_in, read_huggingface, read_safetensors
 from zerostall.flow.readable import OpenFile
 from zerostall.flow.whole_step import opened_step
 from zerostall.tiers.image_bytes import FileBytes
 from zerostall.tiers.urls import is_url
 from zerostall.trainer.exchange.filling import Place, fill, new_bytes
+from zerostall.trainer.exchange.store_reads import fill_from_images
 from zerostall.trainer.file_loads import File
 from zerostall.trainer.state import tensors, writes
 from zerostall.trainer.state.load import tree_of
@@ -29,8 +32,6 @@ from zerostall.trainer.state.load import tree_of
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
-
-    import torch.distributed as dist
 
     from zerostall.core.boxes import Box
     from zerostall.core.matching import Selection
@@ -61,8 +62,8 @@ def load(
         only: patterns of names as in `restore`: `model` or `model.*`; no more is read than they need. Of a module, and
             of files, those tensors are taken that fit, of everything else the whole.
         device: where the tensors are to be; None is the CPU.
-        process_group: ranks of which each reads a part and gives it to the others, so that the disk is read once. All
-            of them call this with the same arguments and a device that the group's backend can send from.
+        process_group: ranks of which each reads a part and gives it to the others, so that disk and store are read
+            once. All of them call this with the same arguments and a device that the group's backend can send from.
 
     Raises:
         SnapshotNotFoundError: there is no such folder or step.
@@ -74,7 +75,7 @@ def load(
     index = None if is_url(str(where)) else _index_of(Path(where))
     if index is not None:
         return _load_files(index, globs, goal, process_group)
-    with opened_step(where, step) as found:
+    with opened_step(where, _agreed(where, step, process_group)) as found:
         merged = found.merged()
         modules = {root for root, kind in found.kinds.items() if kind in MODULE_KINDS}
         loaded = tree_of(
@@ -90,6 +91,18 @@ def load(
                 there = ", ".join(loaded)
                 raise ValueError(f"only {glob}: step {found.step} holds nothing of that name; it holds {there}")
         return _taken(loaded, modules, globs)
+
+
+def _agreed(where: str | os.PathLike[str], step: int | None, group: dist.ProcessGroup | None) -> int | None:
+    """The same step on all ranks of a group: what is the newest may change while they look."""
+    if group is None or step is not None:
+        return step
+    newest: list[int | None] = [None]
+    if dist.get_rank(group) == 0:
+        with contextlib.suppress(ZerostallError), opened_step(where, None) as found:  # each rank raises it for itself
+            newest = [found.step]
+    dist.broadcast_object_list(newest, dist.get_global_rank(group, 0), group=group)
+    return newest[0]
 
 
 def _selection(globs: Sequence[str]) -> Selection:
@@ -156,15 +169,14 @@ def _fetched(
 ) -> dict[str, torch.Tensor]:
     """New tensors with the bytes of these entries of the merged image."""
     flat: dict[str, torch.Tensor] = {}
-    files = [_file(found, rank) for rank in range(len(found.ranks))]
-    places: list[list[Place]] = [[] for _ in files]
+    places: list[list[Place]] = [[] for _ in found.ranks]
     apart: list[tuple[torch.Tensor, Box, torch.Tensor]] = []  # boxes that lie scattered in their tensor
     others: list[str] = []
     for entry in entries:
         pieces = found.pieces(entry.name)
         offset = pieces[0].offset if pieces else 0
         flat[entry.name] = new_bytes(entry.nbytes, device, offset)
-        if pieces is None or any(files[piece.rank] is None for piece in pieces):
+        if pieces is None:
             others.append(entry.name)
             continue
         for piece in pieces:
@@ -173,7 +185,11 @@ def _fetched(
                 target = new_bytes(piece.nbytes, device, piece.offset)
                 apart.append((_typed(flat[entry.name], entry.dtype, entry.shape), piece.box, target))
             places[piece.rank].append(Place(piece.offset, target))
-    fill([(file, some) for file, some in zip(files, places, strict=True) if file is not None and some], device, group)
+    images = [(rank, some) for rank, some in enumerate(places) if some]
+    files = [(file, some) for rank, some in images if (file := _file(found, rank)) is not None]
+    fill(files, device, group)
+    stored = [(found.image_of(rank), some) for rank, some in images if _file(found, rank) is None]
+    fill_from_images(stored, device, group)
     _read_piecewise(found, {name: flat[name] for name in others})
     for whole, box, target in apart:
         part = whole[tuple(slice(at, at + size) for at, size in zip(box.start, box.shape, strict=True))]
@@ -207,7 +223,7 @@ def _within(flat: torch.Tensor, piece: Piece, shape: Sequence[int]) -> torch.Ten
 
 
 def _read_piecewise(found: WholeStep, flat: Mapping[str, torch.Tensor]) -> None:
-    """What lies in a store, or in no simple way, several tensors at a time; each chunk is checked before it is used."""
+    """What lies in no simple way, several tensors at a time; each chunk is checked before it is used."""
 
     def read(name: str) -> None:
         target = flat[name]
