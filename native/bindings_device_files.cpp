@@ -126,7 +126,7 @@ void bind_load(nb::module_& m) {
           [](Load* self, nb::object pool, const Plan& plan, nb::object targets, int fd,
              std::vector<uint32_t> pieces, std::optional<std::vector<uint32_t>> checksums, bool direct,
              nb::object staging, nb::object device, nb::object straight,
-             std::optional<std::pair<uintptr_t, std::vector<uint64_t>>> held) {
+             std::optional<std::vector<uint64_t>> only, uintptr_t held) {
             const auto& workers = nb::cast<const zs::Pool&>(pool);
             zs::Load::Order order{plan.plan,
                                   nb::cast<zs::Tensors&>(targets).targets(),
@@ -137,27 +137,29 @@ void bind_load(nb::module_& m) {
                                   nb::cast<const Staging&>(staging).held};
             if (!device.is_none()) order.device = nb::cast<const Device&>(device).device;
             if (!straight.is_none()) order.straight = nb::cast<const DeviceFile&>(straight).held;
-            if (held) order.held = {reinterpret_cast<const std::byte*>(held->first), std::move(held->second)};
+            order.only = std::move(only);
+            order.held = reinterpret_cast<const std::byte*>(held);
             make(self, {pool, targets, staging, device, straight},
                  [&] { return zs::Load::begin(workers, std::move(order)); });
           },
           "pool"_a, "plan"_a, "targets"_a, "fd"_a, "pieces"_a, nb::kw_only(), "checksums"_a.none(),
           "direct"_a, "staging"_a, "device"_a.none() = nb::none(), "straight"_a.none() = nb::none(),
-          "held"_a.none() = nb::none(),
+          "only"_a.none() = nb::none(), "held"_a = 0,
           nb::sig(
               "def __init__(self, pool: Pool, plan: Plan, targets: Tensors, fd: int, "
               "pieces: collections.abc.Sequence[int], *, checksums: collections.abc.Sequence[int] | None, "
               "direct: bool, staging: Staging, device: Device | None = None, "
               "straight: DeviceFile | None = None, "
-              "held: tuple[int, collections.abc.Sequence[int]] | None = None) -> None"),
+              "only: collections.abc.Sequence[int] | None = None, held: int = 0) -> None"),
           "targets[i] receives piece pieces[i]; offsets of the plan count from the file's first byte. With "
           "checksums whole chunks are read. `staging`: of as many threads as the pool has, for this "
           "job alone, "
           "and of the device where one gets something. `device`: of all targets that lie on one, whose "
           "memory must "
           "be "
-          "idle. `straight`: the same file, for cuFile to read. `held`: an address from which on memory lies "
-          "as the file, and the chunks, rising, that are there already; the caller keeps it.\n\n"
+          "idle. `straight`: the same file, for cuFile to read. `only`: no chunk but these, which rise. "
+          "`held`: an address from which on memory lies as the file, with those chunks: they are taken from "
+          "there; the caller keeps it.\n\n"
           "CorruptError: a chunk fails its checksum, or the file is too short. Nothing may be used before "
           "the job "
           "is done.")

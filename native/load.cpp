@@ -45,19 +45,19 @@ void Load::check(const Pool& pool, const Order& order) {
       throw Error(Kind::capability, "target " + std::to_string(k) + " is strided and on a device");
     }
   }
-  if (!order.held) return;
-  const std::vector<uint64_t>& chunks = order.held->chunks;
-  for (size_t k = 0; k < chunks.size(); ++k)
-    if (chunks[k] >= order.plan->chunks() || (k > 0 && chunks[k] <= chunks[k - 1]))
-      usage("chunks that are held must rise and be in the plan, unlike chunk " + std::to_string(chunks[k]));
+  if (!order.only) return;
+  const std::vector<uint64_t>& only = *order.only;
+  for (size_t k = 0; k < only.size(); ++k)
+    if (only[k] >= order.plan->chunks() || (k > 0 && only[k] <= only[k - 1]))
+      usage("chunks must rise and be in the plan, unlike chunk " + std::to_string(only[k]));
 }
 
 std::vector<Load::Stretch> Load::cut(const Order& order, const Checks& checks) {
   std::vector<Stretch> stretches;
   const Plan& plan = *order.plan;
   const auto blocks_in_chunk = (plan.chunk_bytes() + Checks::kBlock - 1) / Checks::kBlock;
-  const auto held = [&](uint64_t chunk) {
-    return order.held && std::binary_search(order.held->chunks.begin(), order.held->chunks.end(), chunk);
+  const auto wanted = [&](uint64_t chunk) {
+    return !order.only || std::binary_search(order.only->begin(), order.only->end(), chunk);
   };
   size_t first = 0;
   for (uint64_t chunk = 0; chunk < plan.chunks(); ++chunk) {
@@ -66,7 +66,7 @@ std::vector<Load::Stretch> Load::cut(const Order& order, const Checks& checks) {
     };
     while (first < order.pieces.size() && !reaches(first, plan.chunk_begin(chunk))) ++first;
     if (first == order.pieces.size()) break;
-    if (plan.offset(order.pieces[first]) >= plan.chunk_end(chunk)) continue;
+    if (!wanted(chunk) || plan.offset(order.pieces[first]) >= plan.chunk_end(chunk)) continue;
     size_t from = first;
     for (uint64_t index = chunk * blocks_in_chunk;
          index < std::min<uint64_t>((chunk + 1) * blocks_in_chunk, checks.blocks()); ++index) {
@@ -75,7 +75,7 @@ std::vector<Load::Stretch> Load::cut(const Order& order, const Checks& checks) {
       while (from < order.pieces.size() && !reaches(from, block.offset)) ++from;
       size_t last = from;
       while (last < order.pieces.size() && plan.offset(order.pieces[last]) < end) ++last;
-      Stretch stretch{index, block.offset, end, from, last, held(chunk)};
+      Stretch stretch{index, block.offset, end, from, last};
       if (!checks.checking()) {  // no more than what is wanted, by whole pages
         if (from == last) continue;
         const uint64_t begin = plan.offset(order.pieces[from]);
@@ -155,7 +155,7 @@ void Load::work(uint64_t unit) {
   std::optional<cuda::Context::Current> current;
   if (order_.device) current.emplace(*order_.device->context());
   const uint64_t nbytes = stretch.end - stretch.begin;
-  if (stretch.held) {
+  if (order_.held != nullptr) {
     take_held(stretch, slot);
     add_progress(nbytes);
     return;
@@ -184,7 +184,7 @@ std::byte* Load::within_target(const Stretch& stretch) const {
 }
 
 void Load::take_held(const Stretch& stretch, const Slot& slot) {
-  const std::byte* const bytes = order_.held->file + stretch.begin;
+  const std::byte* const bytes = order_.held + stretch.begin;
   const uint64_t nbytes = stretch.end - stretch.begin;
   std::byte* const place = within_target(stretch);
   std::byte* const to = place != nullptr ? place : slot.host;
@@ -224,7 +224,7 @@ void Load::deliver(const Stretch& stretch, const Slot& slot) {
       continue;
     }
     const auto goal = reinterpret_cast<CUdeviceptr>(target) + (from - offset);
-    if (order_.straight && !stretch.held)
+    if (order_.straight && order_.held == nullptr)
       ZS_CUDA(cuMemcpyDtoDAsync, goal, slot.device + at, to - from, slot.stream);
     else
       ZS_CUDA(cuMemcpyHtoDAsync, goal, slot.host + at, to - from, slot.stream);

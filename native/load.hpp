@@ -1,5 +1,5 @@
 // File → tensors, in the host's memory or a device's, in one pass: read, checked, brought to where it
-// belongs. What of the file lies in memory already is not read again.
+// belongs. What lies in memory already is taken from there.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -27,17 +27,12 @@ namespace zs {
 // so its memory must be idle before.
 class Load final : public Job {
  public:
-  // Memory laid out as the file, in which these chunks, which rise, are already; they are checked all the
-  // same.
-  struct Held {
-    const std::byte* file;
-    std::vector<uint64_t> chunks;
-  };
   // targets[i] receives piece pieces[i] of the plan, which rise; offsets of the plan count from the file's
   // first byte. `device`: of all targets that are not in the host's memory, which must be contiguous.
   // `straight`: the same file, for cuFile to read; all targets are on the device then. `staging`: where bytes
   // are on the way, a block for each thread of the pool, for this job alone; pinned where a device is to get
-  // something.
+  // something. `only`: no chunk but these, which rise. `held`: memory laid out as the file, in which those
+  // chunks are already; they are taken from there, and checked all the same.
   struct Order {
     std::shared_ptr<const Plan> plan;
     Arrays targets;
@@ -48,7 +43,8 @@ class Load final : public Job {
     std::shared_ptr<const Mapping> staging;
     std::shared_ptr<Device> device = nullptr;
     std::shared_ptr<const DeviceFile> straight = nullptr;
-    std::optional<Held> held = std::nullopt;
+    std::optional<std::vector<uint64_t>> only = std::nullopt;
+    const std::byte* held = nullptr;
   };
   static std::shared_ptr<Load> begin(const Pool& pool, Order order);
   ~Load() override;
@@ -65,7 +61,6 @@ class Load final : public Job {
   struct Stretch {
     uint64_t block, begin, end;
     size_t first, last;
-    bool held;
   };
   struct Slot {
     std::byte* host;

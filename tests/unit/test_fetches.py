@@ -38,9 +38,8 @@ class Client:
         if isinstance(message, m.Opened):
             self.bytes.append(os.pread(fds[0], LAYOUT.nbytes, 0))
         elif fds:
-            assert isinstance(message, m.Fetched | m.Held)
-            nbytes = message.nbytes if isinstance(message, m.Held) else message.memory.nbytes
-            segment = native.Segment.attach(fds[0], nbytes)
+            assert isinstance(message, m.Fetched)
+            segment = native.Segment.attach(fds[0], message.memory.nbytes)
             self.bytes.append(bytes(segment.view(0, LAYOUT.nbytes)))
             segment.close()
 
@@ -114,10 +113,11 @@ class Node:
         self._inbox.get(timeout=60)()
         return client.said[-1]
 
-    def common(self, client: Client) -> m.Message:
+    def common(self, client: Client) -> tuple[int, ...]:
         self.fetches.common(cast("Any", client), m.Common(id=2, step=7, tier="disk", rank=0))
-        self._inbox.get(timeout=60)()
-        return client.said[-1]
+        answer = client.said[-1]
+        assert isinstance(answer, m.InCommon)
+        return answer.chunks
 
 
 def test_of_files_that_ranks_read_themselves_the_agent_reads_what_several_want(
@@ -127,18 +127,17 @@ def test_of_files_that_ranks_read_themselves_the_agent_reads_what_several_want(
     data, chunk = node.image.bytes, node.image.record.chunk_bytes
     opened = node.fetch(one, 0, 1)
     assert isinstance(opened, m.Opened) and not opened.record and one.bytes == [data]
-    alone = node.common(one)
-    assert isinstance(alone, m.Held) and alone.chunks == () and node.read == []
+    assert node.common(one) == node.common(two) == ()
     node.fetch(two, 1)
     for client in (one, two):
-        held = node.common(client)
-        assert isinstance(held, m.Held) and held.chunks == (1,)
+        assert node.common(client) == (1,)
+        node.fetch(client, 1, as_file=False)
         assert client.bytes[-1][chunk:] == data[chunk:]
     assert node.read == [(1,)]
     node.fetch(three, 0, as_file=False)  # into memory: whoever asks later finds it there
-    held = node.common(one)
-    assert isinstance(held, m.Held) and held.chunks == (0, 1) and one.bytes[-1] == data
-    assert node.read == [(1,), (0,)]
+    assert node.common(one) == (0, 1) and node.common(two) == (1,)
+    node.fetch(one, 0, 1, as_file=False)
+    assert one.bytes[-1] == data and node.read == [(1,), (0,)]
     two.let_go()
     three.let_go()
     assert node.fetches.busy()
@@ -152,11 +151,10 @@ def test_what_is_damaged_or_not_there_is_refused_and_nothing_stays_held(
 ) -> None:
     node, one, two = Node(tmp_path / "run", monkeypatch), Client(), Client()
     node.fetch(one, 1)
-    node.fetch(two, 1)
     with node.path.open("r+b") as file:
         file.seek(-3, os.SEEK_END)
         file.write(b"rot")
-    refused = node.common(one)
+    refused = node.fetch(one, 1, as_file=False)
     assert isinstance(refused, m.Refused) and "checksum" in refused.message
     node.path.unlink()
     assert isinstance(node.fetch(two, 0), m.Refused)

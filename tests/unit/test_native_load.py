@@ -57,7 +57,7 @@ def piece(data: bytes, index: int) -> bytes:
 def load(
     pool: Pool, plan: Plan, path: Path, targets: list, pieces: list[int], *, device: Device | None = None,
     straight: bool = False, checksums: list[int] | None = None, direct: bool = True,
-    held: tuple[int, list[int]] | None = None,
+    only: list[int] | None = None, held: int = 0,
 ) -> Load:  # fmt: skip
     tensors = Tensors(targets, [False] * len(targets))
     tensors.refresh()
@@ -65,7 +65,8 @@ def load(
         job = Load(
             pool, plan, tensors, file.fileno(), pieces, checksums=checksums, direct=direct,
             staging=Staging(pool.threads, device), device=device,
-            straight=DeviceFile(device, file.fileno()) if straight and device is not None else None, held=held,
+            straight=DeviceFile(device, file.fileno()) if straight and device is not None else None, only=only,
+            held=held,
         )  # fmt: skip
         assert job.wait(60)
         return job
@@ -122,19 +123,25 @@ def test_strided_targets_on_the_host(pool: Pool, file: Path) -> None:
 
 
 @pytest.mark.parametrize("checked", [True, False])
-@pytest.mark.parametrize("chunks", [[0], [1], [0, 1, 2]])
-def test_what_lies_in_memory_is_not_read(pool: Pool, plan: Plan, file: Path, chunks: list[int], checked: bool) -> None:
+@pytest.mark.parametrize("chunks", [[], [0], [1], [0, 1, 2]])
+def test_some_chunks_come_from_memory_and_the_others_from_the_file(
+    pool: Pool, plan: Plan, file: Path, chunks: list[int], checked: bool
+) -> None:
     data = file.read_bytes()
-    memory = np.frombuffer(bytearray(data), np.uint8)
-    spoiled = bytearray(data)
-    for chunk in chunks:
-        end = min(len(data), (chunk + 1) * CHUNK)
-        spoiled[chunk * CHUNK : end] = bytes(end - chunk * CHUNK)
-    file.write_bytes(spoiled)
+    memory, left = np.zeros(len(data), np.uint8), bytearray(len(data))
+    for chunk in range(plan.chunks):
+        part = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
+        if chunk in chunks:
+            memory[part] = np.frombuffer(data, np.uint8)[part]
+        else:
+            left[part] = data[part]
+    file.write_bytes(left)
     pieces = list(range(len(COUNTS)))
     targets = [np.full(COUNTS[k], -1, np.float32) for k in pieces]
     sums = checksums_of(data, CHUNK) if checked else None
-    load(pool, plan, file, targets, pieces, checksums=sums, held=(memory.ctypes.data, chunks))
+    others = [chunk for chunk in range(plan.chunks) if chunk not in chunks]
+    load(pool, plan, file, targets, pieces, checksums=sums, only=others)
+    load(pool, plan, file, targets, pieces, checksums=sums, only=chunks, held=memory.ctypes.data)
     for k, target in zip(pieces, targets, strict=True):
         assert target.tobytes() == piece(data, k), k
 
@@ -143,12 +150,12 @@ def test_what_lies_in_memory_is_checked_all_the_same(pool: Pool, plan: Plan, fil
     data = file.read_bytes()
     memory = np.frombuffer(bytearray(data), np.uint8)
     memory[CHUNK + 5] ^= 1
-    target = np.zeros(COUNTS[6], np.float32)
+    target, at = np.zeros(COUNTS[6], np.float32), memory.ctypes.data
     with pytest.raises(CorruptError, match="chunk 1 of"):
-        load(pool, plan, file, [target], [6], checksums=checksums_of(data, CHUNK), held=(memory.ctypes.data, [1]))
+        load(pool, plan, file, [target], [6], checksums=checksums_of(data, CHUNK), only=[1], held=at)
     for chunks in ([1, 0], [plan.chunks]):
-        with pytest.raises(ValueError, match="chunks that are held must rise"):
-            load(pool, plan, file, [target], [6], held=(memory.ctypes.data, chunks))
+        with pytest.raises(ValueError, match="chunks must rise and be in the plan"):
+            load(pool, plan, file, [target], [6], only=chunks)
 
 
 @pytest.mark.parametrize("straight", [False, True])
@@ -161,11 +168,10 @@ def test_from_memory_to_a_device(
     file.write_bytes(bytes(CHUNK) + data[CHUNK:])
     pieces = [0, 1, 2, 4, 5, 6, 7]
     targets = [StandIn(fake, COUNTS[k]) for k in pieces]
-    held = (memory.ctypes.data, [0])
-    load(
-        pool, plan, file, targets, pieces, device=device, straight=straight, checksums=checksums_of(data, CHUNK),
-        held=held,
-    )  # fmt: skip
+    sums = checksums_of(data, CHUNK)
+    others = list(range(1, plan.chunks))
+    load(pool, plan, file, targets, pieces, device=device, straight=straight, checksums=sums, only=others)
+    load(pool, plan, file, targets, pieces, device=device, checksums=sums, only=[0], held=memory.ctypes.data)
     for k, target in zip(pieces, targets, strict=True):
         assert target.bytes() == piece(data, k), k
 

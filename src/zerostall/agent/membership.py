@@ -1,20 +1,12 @@
-"""An agent's part in a cluster: it reports, serves other agents, and does what the manager says."""
+"""Whether an agent takes part in a cluster; see `member`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from zerostall.agent.elsewhere import Elsewhere
-from zerostall.agent.holdings import take_census
-from zerostall.agent.neighbourhood import Neighbourhood
-from zerostall.agent.replication import Replication
-from zerostall.agent.reporter import Reporter
-from zerostall.agent.whereabouts import Whereabouts
 from zerostall.telemetry import log
-from zerostall.wire import token
 
 if TYPE_CHECKING:
-    from zerostall.agent.holdings import Census
     from zerostall.agent.service import Service
     from zerostall.config import MemberSettings
 
@@ -30,38 +22,11 @@ class Alone:
         pass
 
 
-class Member:
-    """Raises (on construction): CapabilityError when the token cannot be read or the node cannot listen for others."""
-
-    def __init__(self, service: Service, settings: MemberSettings) -> None:
-        secret = token.read(settings.token_file)
-        self._service = service
-        self._replication: Replication | None = None
-        if settings.peer:
-            self._replication = Replication(service.runs, settings, secret, service.upkeep.doubt, service.post)
-        self._reporter = Reporter(service.post, settings, secret, self._look, self._replication, service.upkeep)
-        if self._replication is not None:
-            neighbourhood = Neighbourhood(settings.node, self._replication, Whereabouts(settings, secret))
-            service.elsewhere = Elsewhere(neighbourhood, service.post)
-            service.upkeep.join(neighbourhood)
-        service.stays = True
-        self._reporter.start()
-
-    def close(self) -> None:
-        self._service.upkeep.close()  # it reads what is about to be given back
-        self._reporter.close()
-        if self._replication is not None:
-            self._replication.close()
-            self._replication.guests.close()
-
-    def _look(self) -> Census:
-        """On the loop."""
-        return take_census(self._service.runs, self._replication.notes() if self._replication else ())
-
-
 def join(service: Service, settings: MemberSettings | None) -> Membership:
     """Begin to take part. Called before the service serves."""
     if settings is None:
         return Alone()
+    from zerostall.agent.member import Member  # a third of what an agent imports, and most are on their own
+
     log.info("node %s of the cluster of %s", settings.node, settings.manager)
     return Member(service, settings)

@@ -82,34 +82,15 @@ class NodeReads:
 
     def common(self, client: Client, run: Readable, request: m.Common) -> None:
         """Answer with those chunks of a file that the client has, and is not to read, for others want them, too."""
-        step, rank = request.step, request.rank
-        shared, let_go = self._part((run.name, step, rank))
-        mine, others = shared.wanted.get(client, frozenset()), shared.wanted_by_others(client)
-
-        def tell(answer: m.Held, *fds: int) -> None:
-            client.send(answer, *fds)  # the segment stays for as long as the client has the file
-            let_go()
-
-        def read() -> None:
-            try:
-                with self._governor.restoring():
-                    segment, chunks = shared.common(run, step, rank, mine, others)
-            except Exception as error:  # noqa: BLE001 - a trainer waits for the answer
-                self._refuse(client, request.id, error, run, let_go)
-                return
-            if segment is None:
-                self._post(lambda: tell(m.Held(id=request.id, nbytes=0, chunks=())))
-            else:
-                held = m.Held(id=request.id, nbytes=segment.nbytes, chunks=chunks)
-                self._post(lambda: tell(held, segment.fileno()))
-
-        self._readers.submit(read)
+        shared = self._shared.get((run.name, request.step, request.rank), SharedChunks())
+        client.send(m.InCommon(id=request.id, chunks=shared.in_common(client)))
 
     def lend(self, client: Client, rank: int, run: Readable, request: m.Fetch) -> None:
         """Answer with chunks of an image in memory."""
         step, chunks = request.step, request.chunks
         assert chunks is not None
         shared, let_go = self._part((run.name, step, rank))
+        shared.lent.update(chunks)
 
         def answer(segment: native.Segment) -> None:
             memory = m.Lent(0, segment.nbytes)

@@ -26,13 +26,15 @@ class SharedChunks:
 
     Attributes:
         users: how many requests hold it or wait for it; the loop's.
-        wanted: who has the file, and the chunks that it will read of it; the loop's.
+        wanted: who has the file, and the chunks that it is to read of it; the loop's.
+        lent: the chunks that were asked for in memory; the loop's.
         segment: of the image's size, made when the first chunk is read; whoever has `lock`.
         present: the chunks that are there, checked; whoever has `lock`.
     """
 
     users: int = 0
     wanted: dict[Client, frozenset[int]] = field(default_factory=dict)
+    lent: set[int] = field(default_factory=set)
     segment: native.Segment | None = None
     present: set[int] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -42,20 +44,10 @@ class SharedChunks:
         with self.lock:
             return self._read(run, step, rank, chunks)
 
-    def wanted_by_others(self, client: Client) -> frozenset[int]:
-        """What others than this client have the file for. The loop."""
-        return frozenset(chunk for other, chunks in self.wanted.items() if other is not client for chunk in chunks)
-
-    def common(
-        self, run: Readable, step: int, rank: int, mine: frozenset[int], others: frozenset[int]
-    ) -> tuple[native.Segment | None, tuple[int, ...]]:
-        """The segment with those of my chunks that others want or that are there already; which they are. Any thread.
-
-        None where there are none.
-        """
-        with self.lock:
-            chunks = tuple(sorted(mine & (others | self.present)))
-            return self._read(run, step, rank, chunks) if chunks else None, chunks
+    def in_common(self, client: Client) -> tuple[int, ...]:
+        """Of the chunks that it reads of the file: what others want, too, or have in memory. The loop."""
+        others = self.lent.union(*(chunks for other, chunks in self.wanted.items() if other is not client))
+        return tuple(sorted(others.intersection(self.wanted.get(client, ()))))
 
     def _read(self, run: Readable, step: int, rank: int, chunks: Sequence[int]) -> native.Segment:
         missing = sorted(set(chunks) - self.present)

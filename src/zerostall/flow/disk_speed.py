@@ -1,4 +1,8 @@
-"""What the disk below a folder gives, and what our writer and reader make of it: the same bytes, taking turns."""
+"""What the disk below a folder gives, and what our writer and reader make of it: the same bytes, taking turns.
+
+A disk may give half as much a minute later, or while somebody else uses it. So each turn of ours has one of the bare
+way right before or after it, and it is these pairs that are compared.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from zerostall import native
+from zerostall.core import neighbours
 from zerostall.core.layout import CHUNK
+from zerostall.core.neighbours import Share
 from zerostall.errors import CorruptError
 from zerostall.flow import bare_disk
 from zerostall.tiers.files import free_bytes, no_room, storage_errors
@@ -46,6 +52,7 @@ class DiskSpeed(msgspec.Struct, frozen=True):
         threads: on both sides.
         bare_write, bare_read: O_DIRECT and nothing else; None where the file system refuses that.
         write, read: ours, each chunk with its checksum. Writes end with fsync.
+        write_share, read_share: what part of the bare speed ours reach, from neighbours in time.
         fell_back: why ours went through the page cache; empty where they did not.
     """
 
@@ -57,10 +64,12 @@ class DiskSpeed(msgspec.Struct, frozen=True):
     read: Way
     bare_write: Way | None
     bare_read: Way | None
+    write_share: Share | None
+    read_share: Share | None
     fell_back: str
 
 
-def measure(where: Path, nbytes: int, *, rounds: int = 3, threads: int = 2) -> DiskSpeed:
+def measure(where: Path, nbytes: int, *, rounds: int = 9, threads: int = 2) -> DiskSpeed:
     """Write and read files of that size in a folder that is removed again.
 
     Raises:
@@ -92,6 +101,8 @@ def measure(where: Path, nbytes: int, *, rounds: int = 3, threads: int = 2) -> D
         read=read,
         bare_write=way_of("bare write"),
         bare_read=way_of("bare read"),
+        write_share=found.share("write"),
+        read_share=found.share("read"),
         fell_back=found.fell_back,
     )
 
@@ -104,9 +115,17 @@ class Samples:
     processors: dict[str, list[float]]
     fell_back: str
 
+    def share(self, name: str) -> Share | None:
+        """What part of the bare speed a way of ours reaches; None where there is no bare one."""
+        floor = self.walls.get(f"bare {name}")
+        return None if floor is None else neighbours.share(floor, self.walls[name])
+
 
 def samples(folder: Path, nbytes: int, *, rounds: int, threads: int) -> Samples:
-    """Each way once a round, in a folder that is the caller's. The bare ones only where O_DIRECT is taken."""
+    """Each way once a round, in a folder that is the caller's; a round before them is not counted.
+
+    The bare ones only where O_DIRECT is taken; one and the other of a pair come first in turn.
+    """
     data = bare_disk.buffer(nbytes)
     segment = native.Segment("zerostall-bench", nbytes)
     pool = native.Pool("zerostall-bench", threads)
@@ -115,23 +134,21 @@ def samples(folder: Path, nbytes: int, *, rounds: int, threads: int) -> Samples:
         segment.view(0, nbytes)[:] = data
         sums = [native.crc32c(data[at : at + CHUNK]) for at in range(0, nbytes, CHUNK)]
         ours = _Ours(folder / "ours", segment, nbytes, sums, pool, awaited)
-        direct = _takes_direct(folder / "bare")
         ways: dict[str, Callable[[], object]] = {"write": ours.write, "read": ours.read}
-        if direct:
-            ways = {
-                "bare write": lambda: bare_disk.write(folder / "bare", data, threads),
-                "write": ours.write,
-                "bare read": lambda: bare_disk.read(folder / "bare", data, threads),
-                "read": ours.read,
-            }
-        walls: dict[str, list[float]] = {name: [] for name in ways}
-        processors: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(rounds):
-            for name, way in ways.items():
+        pairs = [["write"], ["read"]]
+        if _takes_direct(folder / "bare"):
+            ways["bare write"] = lambda: bare_disk.write(folder / "bare", data, threads)
+            ways["bare read"] = lambda: bare_disk.read(folder / "bare", data, threads)
+            pairs = [["bare write", "write"], ["bare read", "read"]]
+        walls: dict[str, list[float]] = {name: [] for pair in pairs for name in pair}
+        processors: dict[str, list[float]] = {name: [] for name in walls}
+        for turn in range(rounds + 1):
+            for name in [name for pair in pairs for name in (reversed(pair) if turn % 2 else pair)]:
                 before, start = _processor(), time.perf_counter()
-                way()
-                walls[name].append(time.perf_counter() - start)
-                processors[name].append(_processor() - before)
+                ways[name]()
+                if turn:
+                    walls[name].append(time.perf_counter() - start)
+                    processors[name].append(_processor() - before)
     finally:
         pool.close()
         awaited.close()

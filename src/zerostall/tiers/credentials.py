@@ -5,7 +5,6 @@ Read anew each time they are asked for, so that renewed ones are found. Never lo
 
 from __future__ import annotations
 
-import configparser
 import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,6 +57,8 @@ def profile_region(environment: Mapping[str, str]) -> str | None:
 def _section(environment: Mapping[str, str], variable: str, name: str, section: str) -> Mapping[str, str]:
     chosen = environment.get(variable)
     path = Path(chosen) if chosen else Path(environment.get("HOME") or Path.home()) / ".aws" / name
+    import configparser  # few are asked for a profile
+
     parser = configparser.RawConfigParser(default_section="\0")
     try:
         parser.read_string(path.read_text())

@@ -24,7 +24,6 @@ from zerostall.telemetry import log, say_once
 from zerostall.tiers import kept, readings
 from zerostall.tiers.contract import Image, ImageBytes, Stored
 from zerostall.tiers.image_bytes import MemoryBytes, ObjectBytes
-from zerostall.tiers.s3 import S3, why_not
 from zerostall.tiers.uploads import Gate, PlainUploads, S3Uploads, Uploads
 
 if TYPE_CHECKING:
@@ -69,6 +68,8 @@ class RemoteTier:
         self._gate = gate
         self._layouts: dict[str, Layout] = {}
         self._written: set[str] = set()
+        from zerostall.tiers.s3 import S3, why_not  # with HTTP and TLS, which an agent without a store need not import
+
         reason = why_not(store)
         if reason:
             say_once(

@@ -23,8 +23,8 @@ from zerostall.core import manifest as manifests
 from zerostall.core.kinds import Kind
 from zerostall.errors import CorruptError, FormatError
 from zerostall.telemetry import log
-from zerostall.trainer.file_loads import File, Held
-from zerostall.trainer.pouring import Filed, Loading, Mapped, load, pour
+from zerostall.trainer.file_loads import File
+from zerostall.trainer.pouring import Filed, Loading, Mapped, pour
 from zerostall.trainer.state import writes
 from zerostall.trainer.state.stored_step import Images
 from zerostall.wire import messages as m
@@ -75,12 +75,12 @@ def collect(source: Source, state: State, request: Request, copy: Copy, label: s
             writing = _Writing(source, pool, copy, label)
             for image, share in lent:
                 writing.begin(stack, image, share)
-            writing.end()
+            writing.end(stack)
             if source.world.size == 1:
                 for rank, share in needed:
                     with contextlib.ExitStack() as shortly:
                         writing.begin(shortly, _fetch(source, shortly, copy, records[rank], share), share)
-                        writing.end()
+                        writing.end(shortly)
                     source.link.tell(m.Release(), timeout=1.0)
             report = state.finish(landings)
     seconds = time.perf_counter() - start
@@ -167,8 +167,14 @@ def _fetch(source: Source, stack: contextlib.ExitStack, copy: Copy, record: Reco
     """The chunks of one rank's image that are needed, in memory; or its file, where all are read run by run."""
     chunks = tuple(share.chunks(record.chunk_bytes))
     loose = bool(share.loose_chunks(record.chunk_bytes))
+    return _bring(source, stack, copy, record, chunks, as_file=not loose)
+
+
+def _bring(
+    source: Source, stack: contextlib.ExitStack, copy: Copy, record: Record, chunks: tuple[int, ...], *, as_file: bool
+) -> Mapped | Filed:
     answer, fds = source.link.ask(
-        lambda id: m.Fetch(id=id, step=copy.step, tier=copy.tier, rank=record.rank, chunks=chunks, as_file=not loose)
+        lambda id: m.Fetch(id=id, step=copy.step, tier=copy.tier, rank=record.rank, chunks=chunks, as_file=as_file)
     )
     if isinstance(answer, m.Opened):
         stack.callback(os.close, fds[0])
@@ -185,6 +191,15 @@ def _fetch(source: Source, stack: contextlib.ExitStack, copy: Copy, record: Reco
     return Mapped(record, segment, answer.offset, kept=answer.kept)
 
 
+@dataclass(frozen=True, slots=True)
+class _Underway:
+    """An image that is being read from its file; and the chunks of it that several ranks of this node want."""
+
+    loading: Loading
+    record: Record
+    common: tuple[int, ...]
+
+
 class _Writing:
     """Fills what is filled from one image after another; files are read ahead.
 
@@ -198,49 +213,54 @@ class _Writing:
         self._pool = pool
         self._copy = copy
         self._label = label
-        self._loading: deque[tuple[Loading, int]] = deque()
+        self._underway: deque[_Underway] = deque()
 
     def begin(self, stack: contextlib.ExitStack, image: Mapped | Filed, share: Share) -> None:
         """Fill from this image, or begin to; `stack` outlives that."""
         if isinstance(image, Mapped):
             self.recalled += _write(self._source, self._pool, image, share, self._label)
             return
-        held = self._held(stack, image.record) if self._source.world.size > 1 else None
-        if len(self._loading) == _AHEAD:
-            self._end_first()
-        plan, targets = _runs(image.record, share)
-        loading = load(self._pool, self._source.devices, plan, targets, range(len(targets)), image.file, held)
-        self._loading.append((loading, image.record.rank))
+        if len(self._underway) == _AHEAD:
+            self._end_first(stack)
+        record = image.record
+        common = self._in_common(record)
+        plan, targets = _runs(record, share)
+        loading = Loading(self._pool, self._source.devices, plan, targets, range(len(targets)), image.file)
+        self._underway.append(_Underway(loading, record, common))
+        if not common:
+            loading.begin()
+        elif alone := sorted(set(share.chunks(record.chunk_bytes)).difference(common)):
+            loading.begin(alone)
 
-    def end(self) -> None:
+    def end(self, stack: contextlib.ExitStack) -> None:
         """Wait for all that was begun.
 
         Raises:
             CorruptError: a chunk fails its checksum.
         """
-        while self._loading:
-            self._end_first()
+        while self._underway:
+            self._end_first(stack)
 
-    def _end_first(self) -> None:
-        loading, rank = self._loading.popleft()
+    def _end_first(self, stack: contextlib.ExitStack) -> None:
+        first = self._underway.popleft()
+        if first.common:
+            # Read once for all by the agent, while the rest comes from the file.
+            image = _bring(self._source, stack, self._copy, first.record, first.common, as_file=False)
+            assert isinstance(image, Mapped)
+            first.loading.begin(first.common, held=image.address)
         try:
-            loading.end()
+            first.loading.end()
         except CorruptError as error:
-            raise CorruptError(f"{self._label}, rank {rank}: {error.args[0]}") from None
+            raise CorruptError(f"{self._label}, rank {first.record.rank}: {error.args[0]}") from None
 
-    def _held(self, stack: contextlib.ExitStack, record: Record) -> Held | None:
-        """What others of this node need of that image, too, and the agent has read for all."""
+    def _in_common(self, record: Record) -> tuple[int, ...]:
+        """The chunks of an opened image that others of this node want, too."""
+        if self._source.world.size == 1:
+            return ()
         copy = self._copy
-        answer, fds = self._source.link.ask(
-            lambda id: m.Common(id=id, step=copy.step, tier=copy.tier, rank=record.rank)
-        )
-        assert isinstance(answer, m.Held)
-        if not answer.chunks:
-            return None
-        segment = stack.enter_context(self._source.mappings.passing(fds[0], answer.nbytes))
-        if segment.nbytes < record.nbytes:
-            raise CorruptError(f"the image of rank {record.rank} does not fit the memory it came in")
-        return Held(segment.address, answer.chunks)
+        answer, _ = self._source.link.ask(lambda id: m.Common(id=id, step=copy.step, tier=copy.tier, rank=record.rank))
+        assert isinstance(answer, m.InCommon)
+        return answer.chunks
 
 
 def _runs(record: Record, share: Share) -> tuple[native.Plan, list[Holder]]:

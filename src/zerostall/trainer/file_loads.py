@@ -33,14 +33,6 @@ class File:
     checksums: Sequence[int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Chunks of a file, rising, that are in memory, which is laid out as the file and stays until the end."""
-
-    address: int
-    chunks: Sequence[int]
-
-
 def begin(
     pool: native.Pool,
     file: File,
@@ -50,11 +42,16 @@ def begin(
     *,
     staging: native.Staging,
     device: native.Device | None = None,
-    held: Held | None = None,
+    only: Sequence[int] | None = None,
+    held: int = 0,
 ) -> native.Load:
     """Begin to read pieces of a file, which rise, each into its tensor. All of these are on `device`; None: the host's.
 
-    Its memory must be idle. Straight from the file where cuFile takes it. What is `held` is not read again.
+    Its memory must be idle. Straight from the file where cuFile takes it.
+
+    Args:
+        only: no chunks but these, which rise.
+        held: the address of memory that lies as the file and has those chunks: they come from there. 0: from the file.
     """
     return native.Load(
         pool,
@@ -63,11 +60,12 @@ def begin(
         file.fd,
         pieces,
         checksums=file.checksums,
-        direct=True,
+        direct=not held,
         staging=staging,
         device=device,
-        straight=straight.device_file(device, file.fd, file.path) if device is not None else None,
-        held=(held.address, held.chunks) if held is not None else None,
+        straight=straight.device_file(device, file.fd, file.path) if device is not None and not held else None,
+        only=only,
+        held=held,
     )
 
 

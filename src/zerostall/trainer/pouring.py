@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from zerostall.core.manifest import Record
     from zerostall.trainer.devices import Devices
-    from zerostall.trainer.file_loads import File, Held
+    from zerostall.trainer.file_loads import File
     from zerostall.trainer.state.tensors import Holder
     from zerostall.wire import messages as m
 
@@ -82,54 +82,67 @@ class Filed:
         return Mapped(record, segment, 0, verified=True)
 
 
-@dataclass(frozen=True, slots=True)
 class Loading:
-    """Bytes of a file on their way to tensors; nothing may be used before the end."""
+    """Bytes of a file to tensors, each with its piece of the image, which are in rising order, in one pass.
 
-    file: File
-    jobs: Sequence[native.Load]
-    straightened: Straightened
+    Nothing may be used before the end. The devices' memory must be idle from the first `begin` on.
+    """
+
+    def __init__(
+        self,
+        pool: native.Pool,
+        devices: Devices,
+        plan: native.Plan,
+        holders: Sequence[Holder],
+        pieces: Sequence[int],
+        file: File,
+    ) -> None:
+        self._pool = pool
+        self._devices = devices
+        self._plan = plan
+        self._file = file
+        self._straightened = Straightened(holders)
+        tensors = self._straightened.tensors
+        places: dict[int, list[int]] = {}
+        for k, tensor in enumerate(tensors):
+            for ordinal in _targets([tensor]).devices or [_HOST]:
+                places.setdefault(ordinal, []).append(k)
+        self._places = [
+            (ordinal, [pieces[k] for k in mine], _targets([tensors[k] for k in mine]))
+            for ordinal, mine in places.items()
+        ]
+        self._jobs: list[native.Load] = []
+        devices.see(ordinal for ordinal in places if ordinal != _HOST)
+        devices.settle()
+
+    def begin(self, only: Sequence[int] | None = None, held: int = 0) -> None:
+        """Begin to bring all chunks, or only some; see `file_loads.begin`."""
+        for ordinal, pieces, targets in self._places:
+            device = self._devices.get(ordinal)
+            staging = native.Staging(self._pool.threads, device)
+            self._jobs.append(
+                file_loads.begin(
+                    self._pool,
+                    self._file,
+                    self._plan,
+                    targets,
+                    pieces,
+                    staging=staging,
+                    device=device,
+                    only=only,
+                    held=held,
+                )
+            )
 
     def end(self) -> None:
-        """Wait for it.
+        """Wait for all that was begun.
 
         Raises:
             CorruptError: a chunk fails its checksum.
         """
-        for job in self.jobs:
-            file_loads.end(job, self.file)
-        self.straightened.pour()
-
-
-def load(
-    pool: native.Pool,
-    devices: Devices,
-    plan: native.Plan,
-    holders: Sequence[Holder],
-    pieces: Sequence[int],
-    file: File,
-    held: Held | None = None,
-) -> Loading:
-    """Begin to fill the tensors, each with its piece of the image, which are in rising order, from a file in one pass.
-
-    Args:
-        held: what of it is in memory already.
-    """
-    straightened = Straightened(holders)
-    places: dict[int, list[int]] = {}
-    for k, tensor in enumerate(straightened.tensors):
-        for ordinal in _targets([tensor]).devices or [_HOST]:
-            places.setdefault(ordinal, []).append(k)
-    devices.see(ordinal for ordinal in places if ordinal != _HOST)
-    devices.settle()
-    jobs: list[native.Load] = []
-    for ordinal, mine in places.items():
-        device = devices.get(ordinal)
-        targets = _targets([straightened.tensors[k] for k in mine])
-        staging = native.Staging(pool.threads, device)
-        wanted = [pieces[k] for k in mine]
-        jobs.append(file_loads.begin(pool, file, plan, targets, wanted, staging=staging, device=device, held=held))
-    return Loading(file, jobs, straightened)
+        for job in self._jobs:
+            file_loads.end(job, self._file)
+        self._straightened.pour()
 
 
 def pour(

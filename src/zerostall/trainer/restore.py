@@ -30,7 +30,7 @@ from zerostall.tiers.contract import Stored
 from zerostall.trainer import collecting
 from zerostall.trainer.captures import plan_of
 from zerostall.trainer.file_loads import File
-from zerostall.trainer.pouring import Filed, Mapped, load, pour
+from zerostall.trainer.pouring import Filed, Loading, Mapped, pour
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
@@ -315,7 +315,9 @@ def _write(
     tier = copy.tier
     if isinstance(image, Filed):
         if not targets.reads_image:
-            load(pool, devices, plan_of(layout), targets.tensors, targets.entries, image.file).end()
+            loading = Loading(pool, devices, plan_of(layout), targets.tensors, targets.entries, image.file)
+            loading.begin()
+            loading.end()
             return state.accept(targets, memoryview(b"")), tier
         image = image.mapped(pool)
     if targets.views and not image.verified:

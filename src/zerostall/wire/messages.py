@@ -10,7 +10,8 @@ they are one conversation.
 
     trainer → agent   Hello  Lease  Adopt  Find  Describe  Quote  Fetch  Common  Tidy  Status  Stop   (requests)
                       Begin  Sealed  Discarded  Passed  Revoked  Plan  Promise  Release (events; and see `lockers`)
-    agent → trainer   Welcome  Leased  Found  Described  Quoted  Fetched  Opened  Held  Done  Report  Refused (answers)
+    agent → trainer   Welcome  Leased  Found  Described  Quoted  Fetched  Opened  InCommon  Done  Report
+                      Refused (answers)
                       Granted  Reached  Failed  Replaced  Spoiled  Awaiting  Hold  Plan (events)
 """
 
@@ -55,7 +56,7 @@ from zerostall.wire.restoring import (
     Fetched,
     Find,
     Found,
-    Held,
+    InCommon,
     Opened,
     Quote,
     Quoted,
@@ -99,9 +100,9 @@ __all__ = [
     "FromAgent",
     "FromTrainer",
     "Granted",
-    "Held",
     "Hello",
     "Hold",
+    "InCommon",
     "Kept",
     "Lease",
     "Leased",
@@ -145,6 +146,6 @@ PROTOCOL = 5
 
 _Request = Hello | Lease | Adopt | Find | Describe | Quote | Fetch | Common | Tidy | Status | Stop
 FromTrainer = _Request | Begin | Sealed | Discarded | Passed | Revoked | Plan | Promise | Release | Rent | NoUse
-_Answer = Welcome | Leased | Found | Described | Quoted | Fetched | Opened | Held | Done | Report | Refused
+_Answer = Welcome | Leased | Found | Described | Quoted | Fetched | Opened | InCommon | Done | Report | Refused
 _Event = Granted | Reached | Failed | Replaced | Spoiled | Awaiting | Hold | Plan | Locker | NoLocker | Drained
 FromAgent = _Answer | _Event

@@ -1,7 +1,7 @@
 """What a restore asks of the agent: which copies there are, what they hold, and their bytes.
 
 trainer → agent   Find  Describe  Quote  Fetch  Common  Release
-agent → trainer   Found  Described  Quoted  Fetched  Opened  Held
+agent → trainer   Found  Described  Quoted  Fetched  Opened  InCommon
 """
 
 from __future__ import annotations
@@ -136,9 +136,10 @@ class Opened(Message, frozen=True):
 
 
 class Common(Message, frozen=True):
-    """Of the chunks of an opened image that are to be read: those that others of this node want, too, in memory.
+    """Of the chunks of an opened image that are to be read: which do others of this node want, too?
 
-    Asked once all ranks of the node have said which chunks they want, so that each is read once.
+    Asked once all ranks of the node have said which chunks they want. Those are then fetched into memory, where they
+    are read once for all; the others are the client's to read.
     """
 
     id: int
@@ -147,14 +148,10 @@ class Common(Message, frozen=True):
     rank: int
 
 
-class Held(Message, frozen=True):
-    """Those chunks, checked, each at its place in a segment of the image's size, whose descriptor comes beside it.
-
-    It goes when it is released. Without any there is none.
-    """
+class InCommon(Message, frozen=True):
+    """Those chunks, rising."""
 
     id: int
-    nbytes: int
     chunks: tuple[int, ...]
 
 
