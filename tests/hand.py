@@ -78,7 +78,8 @@ class HandTrainer:
             self._receive()
 
     def seal(self, step: int, layout=LAYOUT, *, seed: int | None = None, **wish: object) -> HandMade:
-        slot = self.hear(m.Granted).slot
+        granted = self.hear(m.Granted)
+        slot = granted.slot
         made = HandMade(layout, step, seed=seed)
         assert self.segment is not None
         self.segment.view(slot * self.stride, layout.nbytes)[:] = made.bytes
@@ -86,7 +87,7 @@ class HandTrainer:
         record = manifests.encode_record(
             record_of(layout, made.bytes, step, run=run, created=made.created, rank=self.rank, world=self.world)
         )
-        self.channel.send(m.Sealed(slot=slot, record=record, **wish))
+        self.channel.send(m.Sealed(slot=slot, record=record, grant=granted.number, **wish))
         return made
 
     def fetch(self, step: int, tier: str) -> bytes:

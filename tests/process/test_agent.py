@@ -282,13 +282,14 @@ def test_a_lossless_run_brings_every_step_to_disk(folder: Path, where: Path) -> 
 def test_an_image_damaged_in_memory_never_gets_to_disk(folder: Path, where: Path) -> None:
     trainer = HandTrainer(folder, where)
     trainer.lease()
-    slot = trainer.hear(m.Granted).slot
+    granted = trainer.hear(m.Granted)
+    slot = granted.slot
     made = HandMade(LAYOUT, 1)
     assert trainer.segment is not None
     trainer.segment.view(slot * trainer.stride, LAYOUT.nbytes)[:] = made.bytes
     trainer.segment.view(slot * trainer.stride + LAYOUT.nbytes - 1, 1)[0] ^= 1
     record = manifests.encode_record(record_of(LAYOUT, made.bytes, 1, run=trainer.welcome.run_id))
-    trainer.channel.send(m.Sealed(slot=slot, record=record))
+    trainer.channel.send(m.Sealed(slot=slot, record=record, grant=granted.number))
     failed = trainer.hear(m.Failed)
     assert (failed.step, failed.kind) == (1, "CorruptError")
     assert DiskTier(where, native.Pool("test", 1)).steps() == []

@@ -80,8 +80,8 @@ def test_what_one_rank_skips_or_tears_the_others_let_go_of(join: Join) -> None:
     pass_by(second, 1)
     assert first.hear(m.Spoiled) == m.Spoiled(step=1, created=made.created, rank=1, reason="busy", skipped=True)
     assert first.hear(m.Hold).step == second.hear(m.Hold).step == 2
-    slot = second.hear(m.Granted).slot
-    second.channel.send(m.Discarded(slot=slot, step=2, reason="torn", epoch=1))
+    granted = second.hear(m.Granted)
+    second.channel.send(m.Discarded(slot=granted.slot, step=2, reason="torn", grant=granted.number, epoch=1))
     made = first.seal(2, epoch=1)
     assert first.hear(m.Spoiled) == m.Spoiled(step=2, created=made.created, rank=1, reason="torn")
     for rank in (first, second):

@@ -110,7 +110,7 @@ class Agent:
         if granted is None or rank.step < max(held, default=0):
             run.passed(berth, save, "busy", skipped=True)
         elif discard:
-            berth.discard(granted.index)
+            berth.discard(granted.index, berth.grant)
             run.passed(berth, save, "torn")
         else:
             made, world = next(_created), len(self.ranks)

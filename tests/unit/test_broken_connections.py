@@ -156,8 +156,7 @@ class Trainer:
         run = self.node.run.folder.facts.run
         record = record_of(LAYOUT, made.bytes, step, run=run, created=made.created)
         sealed = m.Sealed(slot=slot, record=manifests.encode_record(record))
-        self.shelf.sealed(step, sealed)
-        return saving, sealed
+        return saving, self.shelf.sealed(step, sealed)
 
     def wait_for(self, saving: Saving) -> m.Promise:
         assert self.ledger.urge(saving, "disk")
@@ -275,6 +274,66 @@ def test_memory_that_is_read_is_not_granted_although_it_was_handed_over_again(no
     trainer.hear()
     assert trainer.save(3) is not None
     assert whole(node.run.where, 1)
+
+
+@pytest.mark.parametrize("fails", ["before", "away", "after"])
+def test_a_capture_that_came_to_nothing_frees_no_slot_that_was_granted_anew(node: Node, fails: str) -> None:
+    """`fails`: when, by the trainer. The agent is told last of all, when a capture may be under way in that slot."""
+    trainer = Trainer(node)
+    trainer.lease()
+    slots = []
+    for step in (1, 2):
+        slots.append(trainer.shelf.take())
+        assert slots[-1] is not None
+        if fails == "before":
+            discarded = m.Discarded(slots[-1], step, "torn", trainer.shelf.discarded(slots[-1]))
+        node.lose()
+        if fails == "away":
+            discarded = m.Discarded(slots[-1], step, "torn", trainer.shelf.discarded(slots[-1]))
+        trainer.come_back()
+        if fails == "after":
+            discarded = m.Discarded(slots[-1], step, "torn", trainer.shelf.discarded(slots[-1]))
+            trainer.say(discarded)
+        node.listen()
+        trainer.hear()
+        busy = trainer.shelf.take()
+        assert busy is not None
+        trainer.say(discarded)
+        node.listen()
+        trainer.hear()
+        assert trainer.shelf.take() is None, "a second slot, while one is captured into"
+        berth = node.run.berths[0]
+        assert berth.current is not None and (taken := berth.current.slots.granted()) and taken.index == busy
+        trainer.shelf.put_back(busy)
+    assert slots[0] == slots[1]  # so it was granted anew indeed
+    last = trainer.save(3)
+    assert last is not None
+    trainer.say(last[1])
+    node.listen()
+    trainer.hear()
+    assert "host" in last[0].tiers
+
+
+def test_an_image_that_is_told_of_late_is_not_taken_for_what_is_captured_now(node: Node) -> None:
+    trainer = Trainer(node)
+    trainer.lease()
+    first = trainer.save(1)
+    assert first is not None
+    trainer.say(first[1])
+    node.listen()
+    trainer.hear()
+    assert node.run.trickle.writing() == 1  # until the node listens to its writer
+    second = trainer.save(2)
+    assert second is not None
+    node.lose()
+    trainer.come_back()  # both images are handed over, and no slot is left; then
+    node.run.berths[0].forget_step(2)  # the second is spoiled by another rank
+    node.run.advance()
+    trainer.hear()
+    assert trainer.shelf.take() == second[1].slot
+    trainer.say(second[1])
+    node.listen()
+    assert node.run.berths[0].sealed_steps() == [1]
 
 
 def test_a_trainer_that_has_not_said_what_it_holds_is_granted_nothing(node: Node) -> None:

@@ -42,6 +42,7 @@ class Berth:
         moored: the trainer that is attached has said which memory it captures into. Before, nothing is granted: the
             memory may hold more than this agent has heard of, where a connection broke.
         heard: the newest save that this rank's trainers have sealed under this agent.
+        grant: the number of the newest grant.
         spoiled: what was said last of saves that will never be clean; a trainer whose connection broke may have missed
             it.
     """
@@ -55,6 +56,7 @@ class Berth:
     client: Client | None = None
     moored: bool = False
     heard: Save = NONE
+    grant: int = 0
     spoiled: deque[m.Spoiled] = field(default_factory=lambda: deque(maxlen=_SPOILED_KEPT))
     wishes: dict[int, Wish] = field(default_factory=dict)
     fallbacks: tuple[m.Fallback, ...] = ()
@@ -187,7 +189,13 @@ class Berth:
         if grant.index is None:
             self.ungrant_place()
             return None
-        return m.Granted(slot=grant.index, locker=reserved[0], place=reserved[1])
+        self.grant += 1
+        return m.Granted(slot=grant.index, number=self.grant, locker=reserved[0], place=reserved[1])
+
+    def granted(self, slot: int, grant: int) -> bool:
+        """Is the slot granted to the trainer, by that very grant?"""
+        found = self.current.slots.granted() if self.current is not None else None
+        return found is not None and (found.index, self.grant) == (slot, grant)
 
     def capturing(self) -> bool:
         """Does the trainer say that a snapshot is being captured just now? Any thread."""
@@ -228,9 +236,9 @@ class Berth:
                 tier.slots.discard(slot.index)
         self.ungrant_place()
 
-    def discard(self, slot: int) -> None:
-        """The trainer's capture came to nothing."""
-        if self.current is not None and (granted := self.current.slots.granted()) and granted.index == slot:
+    def discard(self, slot: int, grant: int) -> None:
+        """The trainer's capture came to nothing. What comes late, of a grant before, frees nothing."""
+        if self.current is not None and self.granted(slot, grant):
             self.current.slots.discard(slot)
             self.ungrant_place()
 

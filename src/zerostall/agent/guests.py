@@ -121,7 +121,7 @@ class Guests:
         """The image did not come."""
         guest = self._guests.get(place.image)
         if guest is not None and guest.berth.current is place.tier:
-            guest.berth.discard(place.slot)
+            guest.berth.take_back_grant()
 
     def offered(
         self, image: ImageId, there: Iterable[Past], gone: Iterable[Past], where: str = "", name: str = ""

@@ -48,7 +48,9 @@ class Requests:
         match message:
             case m.Sealed():
                 berth.fallbacks = message.fallbacks
-                if message.stowed is not None:
+                if not berth.granted(message.slot, message.grant):
+                    log.debug("rank %d of %s: an image is told of once more", berth.rank, run.where)
+                elif message.stowed is not None:
                     run.stow(berth, message.slot, *_sealed(message), message.stowed)
                 else:
                     berth.ungrant_place()
@@ -68,7 +70,7 @@ class Requests:
                 run.caller.plan(message)
             case m.Discarded():
                 log.warning("%s, rank %d: step %d is dirty: %s", run.where, berth.rank, message.step, message.reason)
-                berth.discard(message.slot)
+                berth.discard(message.slot, message.grant)
                 run.passed(berth, Save(message.epoch, message.step, message.turn), message.reason)
             case m.Revoked():
                 run.revoke(berth, Past(message.step, message.created), message.reason)
@@ -132,6 +134,7 @@ class Requests:
             run.seal(berth, slot, record, wish, adopted=True)
         if request.busy_slot is not None:
             tier.slots.claim(request.busy_slot)
+        berth.grant = request.grant  # of any that are newer it has not heard, and is captured into no slot of theirs
         berth.moored = True
         client.send(m.Done(id=request.id))
         for _, record, wish in images:

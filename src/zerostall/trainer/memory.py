@@ -127,18 +127,21 @@ class Shelf:
             self._stowed = {}
             self._condition.notify_all()
 
-    def sealed(self, step: int, image: m.Sealed) -> None:
+    def sealed(self, step: int, image: m.Sealed) -> m.Sealed:
+        """What the agent is to be told: the image with the grant that it was captured by."""
         with self._condition:
-            if self.memory is not None and self.memory.capturing == image.slot:
-                self.memory.capturing = None
+            image = msgspec.structs.replace(image, grant=self._answered(image.slot))
+            if image.grant:
                 self._images[image.slot] = (step, image)
+            return image
 
-    def stowed(self, step: int, created: float, image: m.Sealed) -> None:
-        """The image is whole, but for what a vault has still to bring to its slot."""
+    def stowed(self, step: int, created: float, image: m.Sealed) -> m.Sealed:
+        """The image is whole, but for what a vault has still to bring to its slot; else as `sealed`."""
         with self._condition:
-            if self.memory is not None and self.memory.capturing == image.slot:
-                self.memory.capturing = None
+            image = msgspec.structs.replace(image, grant=self._answered(image.slot))
+            if image.grant:
                 self._stowed[image.slot] = created, step, image
+            return image
 
     def drained(self, event: m.Drained) -> None:
         """A vault has brought the rest."""
@@ -173,10 +176,17 @@ class Shelf:
             self._images = {slot: image for slot, image in self._images.items() if image[0] != step}
             self._stowed = {slot: image for slot, image in self._stowed.items() if image[1] != step}
 
-    def discarded(self, slot: int) -> None:
+    def discarded(self, slot: int) -> int:
+        """What was captured there is worth nothing; the number of the grant that is given back."""
         with self._condition:
-            if self.memory is not None and self.memory.capturing == slot:
-                self.memory.capturing = None
+            return self._answered(slot)
+
+    def _answered(self, slot: int) -> int:
+        """The capture into that slot is over: the number of its grant; 0 if that counts no longer. Caller has the lock."""
+        if self.memory is None or self.memory.capturing != slot:
+            return 0
+        self.memory.capturing = None  # until now, nothing else was granted
+        return self._grant.number
 
     def adoption(self, awaited: Container[int] = ()) -> tuple[m.Adopt, int] | None:
         """What an agent takes over. The slot in use (being captured into, or granted) stays this trainer's.
@@ -200,5 +210,6 @@ class Shelf:
                 slots=memory.slots,
                 images=images,
                 busy_slot=busy,
+                grant=self._grant.number,
             )
             return adopt, memory.segment.fileno()

@@ -175,12 +175,11 @@ class Sealer:
             record = manifests.encode_record(self._record(flight))
         except Exception as error:  # noqa: BLE001 - the slot must come back, and the user must hear
             ours = error if isinstance(error, ZerostallError) else StateError(f"step {flight.step}: {error!r}")
-            self._shelf.discarded(flight.taken.slot)
+            slot = flight.taken.slot
+            grant = self._shelf.discarded(slot)
             self._dirty(flight, ours)
             name, reason = flight.name, str(ours.args[0])
-            self._link.tell(
-                m.Discarded(slot=flight.taken.slot, step=name.step, reason=reason, epoch=name.epoch, turn=name.turn)
-            )
+            self._link.tell(m.Discarded(slot, name.step, reason, grant, epoch=name.epoch, turn=name.turn))
         else:
             stowed = flight.taken.stowed
             sealed = m.Sealed(
@@ -194,10 +193,10 @@ class Sealer:
                 stowed=stowed,
             )
             if stowed is None:
-                self._shelf.sealed(flight.step, sealed)
+                sealed = self._shelf.sealed(flight.step, sealed)
             else:
                 self._stats.stowed += 1
-                self._shelf.stowed(flight.step, flight.saving.created, sealed)
+                sealed = self._shelf.stowed(flight.step, flight.saving.created, sealed)
             news = {"stalls": self._stats.take_stalls(), "fallbacks": m.Fallback.all()}
             self._link.tell(msgspec.structs.replace(sealed, **news))
             self._doubted = None if flight.tears.final else flight

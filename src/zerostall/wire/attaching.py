@@ -165,13 +165,20 @@ class Leased(Message, frozen=True):
 
 
 class Adopt(Message, frozen=True):
-    """Hands a segment (its file descriptor beside the message) to a new agent, with what is sealed in it."""
+    """Hands a segment (its file descriptor beside the message) to a new agent, with what is sealed in it.
+
+    Attributes:
+        busy_slot: is captured into, or was granted to be.
+        grant: the newest grant that the trainer has heard of, that of the busy slot if there is one. Later ones have
+            greater numbers, so that what was said before is not taken for news.
+    """
 
     id: int
     layout: bytes
     slots: int
     images: tuple[Sealed, ...]
     busy_slot: int | None
+    grant: int = 0
     begins: tuple[int, ...] = ()
 
 

@@ -142,7 +142,7 @@ __all__ = [
     "rebuild_error",
 ]
 
-PROTOCOL = 5
+PROTOCOL = 6
 
 _Request = Hello | Lease | Adopt | Find | Describe | Quote | Fetch | Common | Tidy | Status | Stop
 FromTrainer = _Request | Begin | Sealed | Discarded | Passed | Revoked | Plan | Promise | Release | Rent | NoUse

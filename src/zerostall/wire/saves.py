@@ -24,9 +24,14 @@ class Begin(Message, frozen=True):
 
 
 class Granted(Message, frozen=True):
-    """The trainer may capture into this slot, and what lies on its device into that place of its locker (0: none)."""
+    """The trainer may capture into this slot, and what lies on its device into that place of its locker (0: none).
+
+    `number` tells grants apart, also those of one slot: they rise. What the trainer says of a slot carries that of its
+    grant, for it may come late, when a connection broke and the slot was granted anew.
+    """
 
     slot: int
+    number: int = 0
     locker: int = 0
     place: int = 0
 
@@ -35,6 +40,7 @@ class Sealed(Message, frozen=True):
     """The granted slot holds a whole image.
 
     Attributes:
+        grant: the number of the slot's grant.
         epoch, turn: with the record's step the name of this save, the same on every rank; see `core.roll.Save`.
         promise: the image must not be replaced before it is on disk.
         replace: a committed step of that number may be replaced.
@@ -48,6 +54,7 @@ class Sealed(Message, frozen=True):
 
     slot: int
     record: bytes
+    grant: int = 0
     epoch: int = 0
     turn: int = 0
     promise: bool = False
@@ -60,11 +67,12 @@ class Sealed(Message, frozen=True):
 
 
 class Discarded(Message, frozen=True):
-    """The granted slot holds nothing of use. `epoch` and `turn` as in `Sealed`."""
+    """The granted slot holds nothing of use. `grant`, `epoch` and `turn` as in `Sealed`."""
 
     slot: int
     step: int
     reason: str
+    grant: int = 0
     epoch: int = 0
     turn: int = 0
 
