@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -14,7 +15,7 @@ from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.wire import messages as m
 from zerostall.wire import rendezvous
-from zerostall.wire.channel import Channel
+from zerostall.wire.channel import Channel, ClosedError
 
 LAYOUT = make_layout(3_000_000, 1001)
 RULES = m.Rules(keep_last=3)
@@ -78,17 +79,23 @@ class HandTrainer:
             self._receive()
 
     def seal(self, step: int, layout=LAYOUT, *, seed: int | None = None, **wish: object) -> HandMade:
+        made, sealed = self.capture(step, layout, seed=seed, **wish)
+        self.channel.send(sealed)
+        return made
+
+    def capture(
+        self, step: int, layout=LAYOUT, *, seed: int | None = None, **wish: object
+    ) -> tuple[HandMade, m.Sealed]:
+        """An image in the slot that was granted, and what is to be said of it."""
         granted = self.hear(m.Granted)
-        slot = granted.slot
         made = HandMade(layout, step, seed=seed)
         assert self.segment is not None
-        self.segment.view(slot * self.stride, layout.nbytes)[:] = made.bytes
+        self.segment.view(granted.slot * self.stride, layout.nbytes)[:] = made.bytes
         run = self.welcome.run_id
         record = manifests.encode_record(
             record_of(layout, made.bytes, step, run=run, created=made.created, rank=self.rank, world=self.world)
         )
-        self.channel.send(m.Sealed(slot=slot, record=record, grant=granted.number, **wish))
-        return made
+        return made, m.Sealed(slot=granted.slot, record=record, grant=granted.number, **wish)
 
     def fetch(self, step: int, tier: str) -> bytes:
         fetched, fds = self.ask_for_memory(m.Fetch(id=5, step=step, tier=tier))
@@ -103,6 +110,9 @@ class HandTrainer:
         return {(c.step, c.tier, c.clean) for c in self.ask(m.Find(id=4)).copies}
 
     def leave(self) -> None:
+        """Go, as a trainer that closes or ends: this process lives on, so it is said."""
+        with contextlib.suppress(ClosedError):
+            self.channel.send(m.Leave())
         self.channel.close()
 
 

@@ -111,6 +111,30 @@ def test_the_step_before_the_one_in_flight_is_whole_when_a_rank_dies(join: Join)
     assert all(rank.welcome.epoch == 1 for rank in ranks)
 
 
+def test_a_rank_whose_connection_breaks_comes_back_and_the_step_is_clean(join: Join, tmp_path: Path) -> None:
+    """Whether the agent heard of its image before or not; nobody is told that the step is lost."""
+    first, second = join()
+    for step, heard in ((1, False), (2, True), (3, False)):
+        _, image = second.capture(step, seed=10 + step, epoch=1)
+        if heard:
+            second.channel.send(image)
+        first.seal(step, epoch=1)
+        kept, stride = second.segment, second.stride
+        assert kept is not None
+        second.channel.close()  # no word of leaving
+        second = HandTrainer(first.folder, tmp_path / "run", rank=1, world=2, rules=RULES)
+        second.segment, second.stride = kept, stride
+        second.ask(
+            m.Adopt(id=3, layout=layouts.encode(LAYOUT), slots=3, images=(image,), busy_slot=None, grant=image.grant),
+            kept.fileno(),
+        )
+        for rank in (first, second):
+            rank.hear(m.Reached, tier="host", step=step)
+            rank.hear(m.Reached, tier="disk", step=step)
+        assert not [event for event in first.events if isinstance(event, m.Spoiled)]
+    assert first.fetch(3, "host") != second.fetch(3, "host")  # each its own
+
+
 def test_images_of_two_attempts_are_never_one_step(join: Join) -> None:
     ranks = join()
     for rank in ranks:

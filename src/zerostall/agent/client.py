@@ -22,6 +22,8 @@ class Client:
     """A connection and what must be undone when it ends.
 
     Attributes:
+        broken: it has ended, or is to end, and is closed at the end of the round.
+        leaving: the trainer has said that it goes; else a connection that ends may just have broken.
         looks_at: the images that it has fetched and not let go of, by rank, step and tier.
     """
 
@@ -29,6 +31,7 @@ class Client:
     name: str = ""
     pid: int = 0
     broken: bool = False
+    leaving: bool = False
     fetched: list[Callable[[], None]] = field(default_factory=list)
     looks_at: set[tuple[int, int, str]] = field(default_factory=set)
 

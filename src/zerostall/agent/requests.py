@@ -61,6 +61,8 @@ class Requests:
             case m.NoUse():
                 if berth.stowage is not None:
                     berth.stowage.no_use(message)
+            case m.Leave():
+                client.leaving = client.broken = True
             case m.Begin():
                 run.begin(berth, message.epoch)
             case m.Passed():

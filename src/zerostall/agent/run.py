@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zerostall.agent.away import process_lives
 from zerostall.agent.berth import Berth
 from zerostall.agent.cargo import cargo_of_disk, cargo_of_memory, no_cargo
 from zerostall.agent.carrier import Carrier
@@ -24,6 +24,8 @@ from zerostall.telemetry import log
 from zerostall.tiers.modes import Modes
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from zerostall import native
     from zerostall.agent.client import Client, NodeClient
     from zerostall.agent.vaults import Vaults
@@ -116,7 +118,7 @@ class Run(Standing):
     def attach(self, client: Client, hello: m.Hello) -> Berth:
         """A trainer takes its rank's berth."""
         berth = self.berths.get(hello.rank)
-        if berth is not None and berth.client is not None and not _alive(berth.client.pid):
+        if berth is not None and berth.client is not None and not process_lives(berth.client.pid):
             berth.client.broken = True  # a child of the dead trainer still holds its socket
             berth.take_back()
         if berth is not None and berth.client is not None:
@@ -181,7 +183,7 @@ class Run(Standing):
         for rank, berth in self.berths.items():
             if berth.client is client:
                 berth.take_back()
-                self.undrained.ended(rank, f"its trainer, process {client.pid}, has ended")
+                self.away.parted(rank, client, time.monotonic())
         self.trickle.hurry()  # nobody trains: the newest snapshot goes to disk now
         if self.carrier is not None and not self.attached():
             self.carrier.hurry()
@@ -280,6 +282,7 @@ class Run(Standing):
         if self.carrier is not None and self.folder.taken():
             self.carrier.start()
         self._grant()
+        self.away.look(time.monotonic())
         self.caller.look(self._patience)
         keep = self.kept()
         for berth in self.berths.values():
@@ -333,12 +336,3 @@ class Run(Standing):
         for berth in self.berths.values():
             berth.close()
         self.folder.let_go()
-
-
-def _alive(pid: int) -> bool:
-    """Is that process there, and not just waiting to be reaped?"""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from zerostall.agent.away import Away
 from zerostall.agent.chair import Caller, Chair
 from zerostall.agent.fetches import Fetches
 from zerostall.agent.folder import RunFolder
@@ -76,6 +77,7 @@ class Standing:
         self.verdicts = Verdicts(self.berths, grant, clean)
         self.caller: Caller = Chair(where, world, self.verdicts)
         self.undrained = Undrained(self.berths, lambda rank, reason: self.caller.lost(rank, reason))
+        self.away = Away(self.berths, self.undrained.ended)
 
     @property
     def epoch(self) -> int:
@@ -119,7 +121,7 @@ class Standing:
     def retry_in(self) -> float | None:
         """Seconds until there is something to do that no message announces; None when there is not."""
         carrier = self.carrier.retry_in() if self.carrier else None
-        waits = [self.trickle.retry_in(), carrier, self.caller.look_in()]
+        waits = [self.trickle.retry_in(), carrier, self.caller.look_in(), self.away.look_in()]
         return min((wait for wait in waits if wait is not None), default=None)
 
     def tell(self, rank: int, message: m.Reached | m.Failed) -> None:

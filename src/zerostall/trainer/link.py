@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import select
 import threading
 import time
 import weakref
@@ -156,8 +157,23 @@ class Link:
 
     def close(self) -> None:
         self._closed = True
+        self._say_leave()
         self._channel.shut()  # not under the lock: whoever holds it may be waiting for an agent that does not read
         self._thread.join(5.0)
+
+    def _say_leave(self) -> None:
+        """Else the agent waits for this trainer to come back. One that does not read is not waited for."""
+        if not self._lock.acquire(timeout=0.1):
+            return
+        try:
+            writable = select.poll()
+            writable.register(self._channel.socket, select.POLLOUT)
+            if self._up.is_set() and writable.poll(0):
+                self._channel.send(m.Leave())
+        except (ClosedError, OSError, ValueError):
+            pass  # there is no connection to leave
+        finally:
+            self._lock.release()
 
     # ---------------------------------------------------------------------------------------------- the thread
 

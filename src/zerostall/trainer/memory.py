@@ -182,7 +182,7 @@ class Shelf:
             return self._answered(slot)
 
     def _answered(self, slot: int) -> int:
-        """The capture into that slot is over: the number of its grant; 0 if that counts no longer. Caller has the lock."""
+        """The capture into that slot is over: the number of its grant; 0 if that counts no longer. Under the lock."""
         if self.memory is None or self.memory.capturing != slot:
             return 0
         self.memory.capturing = None  # until now, nothing else was granted

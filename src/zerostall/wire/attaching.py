@@ -182,5 +182,9 @@ class Adopt(Message, frozen=True):
     begins: tuple[int, ...] = ()
 
 
+class Leave(Message, frozen=True):
+    """The trainer goes. A connection that ends without this may just have broken, as long as the process is there."""
+
+
 class Done(Message, frozen=True):
     id: int

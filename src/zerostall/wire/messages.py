@@ -23,6 +23,7 @@ from zerostall.wire.attaching import (
     Hello,
     Lease,
     Leased,
+    Leave,
     Lent,
     Meeting,
     Nodes,
@@ -106,6 +107,7 @@ __all__ = [
     "Kept",
     "Lease",
     "Leased",
+    "Leave",
     "Lent",
     "Locker",
     "Meeting",
@@ -145,7 +147,7 @@ __all__ = [
 PROTOCOL = 6
 
 _Request = Hello | Lease | Adopt | Find | Describe | Quote | Fetch | Common | Tidy | Status | Stop
-FromTrainer = _Request | Begin | Sealed | Discarded | Passed | Revoked | Plan | Promise | Release | Rent | NoUse
+FromTrainer = _Request | Begin | Sealed | Discarded | Passed | Revoked | Plan | Promise | Release | Rent | NoUse | Leave
 _Answer = Welcome | Leased | Found | Described | Quoted | Fetched | Opened | InCommon | Done | Report | Refused
 _Event = Granted | Reached | Failed | Replaced | Spoiled | Awaiting | Hold | Plan | Locker | NoLocker | Drained
 FromAgent = _Answer | _Event
