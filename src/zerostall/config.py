@@ -8,6 +8,7 @@ ZEROSTALL_VAULT_BUDGET   most bytes of each GPU's memory that the agent lends to
                          for it with `peer=True` (default: half of what is free when it is first asked for; 0: none)
 ZEROSTALL_SCRUB_RATE     most bytes a second of the images in memory that are checked once more although nobody asks,
                          while nothing else goes on (default: 64M; 0: none)
+ZEROSTALL_SCRUB_REST     seconds that an image on disk is left alone after it was checked so (default: 86400, a day)
 ZEROSTALL_AGENT_IDLE     seconds without a trainer after which the agent leaves (default: 1800)
 ZEROSTALL_COPY_THREADS   threads that copy tensors in the training process (default: 2, or 8 where the state is
                          on a CUDA device and they take checksums of what arrives; at most half of the cores)
@@ -197,6 +198,7 @@ class AgentSettings:
         idle_seconds: it leaves after that long without a trainer and with nothing to do.
         vault_budget: most bytes of each GPU's memory that it lends; None for half of what is free.
         scrub_rate: most bytes a second that it checks although nobody asks.
+        scrub_rest: seconds from one such check of an image on disk to the next.
     """
 
     runtime_dir: Path
@@ -204,26 +206,32 @@ class AgentSettings:
     idle_seconds: float
     vault_budget: int | None = None
     scrub_rate: int = 64 << 20
+    scrub_rest: float = 86400.0
 
     @classmethod
     def from_environment(cls) -> AgentSettings:
         budget = os.environ.get("ZEROSTALL_HOST_BUDGET")
         vault = os.environ.get("ZEROSTALL_VAULT_BUDGET")
         scrub = os.environ.get("ZEROSTALL_SCRUB_RATE", "64M")
-        idle = os.environ.get("ZEROSTALL_AGENT_IDLE", "1800")
-        try:
-            idle_seconds = float(idle)
-        except ValueError:
-            idle_seconds = -1.0
-        if not idle_seconds >= 0:
-            raise ValueError(f"ZEROSTALL_AGENT_IDLE={idle!r} is not a number of seconds")
         return cls(
             runtime_dir=runtime_dir(),
             host_budget=parse_bytes(budget, "ZEROSTALL_HOST_BUDGET") if budget else memory.limit() // 2,
-            idle_seconds=idle_seconds,
+            idle_seconds=_seconds("ZEROSTALL_AGENT_IDLE", 1800.0),
             vault_budget=parse_bytes(vault, "ZEROSTALL_VAULT_BUDGET") if vault else None,
             scrub_rate=parse_bytes(scrub, "ZEROSTALL_SCRUB_RATE"),
+            scrub_rest=_seconds("ZEROSTALL_SCRUB_REST", 86400.0),
         )
+
+
+def _seconds(name: str, default: float) -> float:
+    value = os.environ.get(name) or str(default)
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not seconds >= 0:
+        raise ValueError(f"{name}={value!r} is not a number of seconds")
+    return seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,3 +184,77 @@ def test_what_is_damaged_on_disk_comes_from_another_node(manager: Manager, agent
     wait_until(lambda: "made again from node n2" in told(manager, "mended"), SECONDS)
     assert "step 5 of rank 0 on the disk of node n1" in told(manager, "mended")
     assert file.read_bytes() == made.bytes
+
+
+def spoil(file: Path) -> bytes:
+    """Change one bit in the middle of a file; what was there before."""
+    before = file.read_bytes()
+    middle = len(before) // 2
+    file.write_bytes(before[:middle] + bytes([before[middle] ^ 1]) + before[middle + 1 :])
+    return before
+
+
+@pytest.mark.usefixtures("unscrubbed")
+@pytest.mark.parametrize("name", ["manifest.json", "rank-00000.json"])
+def test_what_vouches_for_an_image_on_disk_is_written_anew(own_agent: Path, tmp_path: Path, name: str) -> None:
+    where = tmp_path / "run"
+    trainer = HandTrainer(own_agent, where)
+    trainer.lease()
+    made = trainer.seal(5, promise=True)
+    trainer.hear(m.Reached, tier="disk")
+    before = spoil(where / "step-000000000005" / name)
+    assert (5, "disk", True) in trainer.copies()
+    assert upkeep(own_agent).mended == 1
+    assert (where / "step-000000000005" / name).read_bytes() == before
+    assert trainer.fetch(5, "disk") == made.bytes
+
+
+@pytest.mark.usefixtures("unscrubbed")
+def test_a_manifest_is_what_all_records_say_and_a_record_that_nobody_has_is_told_once(
+    own_agent: Path, tmp_path: Path
+) -> None:
+    """Memory has newer steps by now."""
+    where = tmp_path / "run"
+    trainer = HandTrainer(own_agent, where, rules=m.Rules(keep_last=9))
+    trainer.lease()
+    made = {}
+    for step in (1, 2, 3, 4):
+        made[step] = trainer.seal(step, promise=True)
+        trainer.hear(m.Reached, tier="disk", step=step)
+    folder = where / "step-000000000001"
+    before = spoil(folder / "manifest.json")
+    assert {copy for copy in trainer.copies() if copy[0] == 1} == {(1, "disk", True)}
+    assert upkeep(own_agent).mended == 1
+    assert (folder / "manifest.json").read_bytes() == before
+    assert trainer.fetch(1, "disk") == made[1].bytes
+    log = own_agent / "agent.log"
+    assert "the manifest is made again from the records beside it" in log.read_text()
+
+    spoil(folder / "rank-00000.json")
+    for _ in range(2):
+        assert (1, "disk", False) in trainer.copies()
+        assert upkeep(own_agent).damaged == 2
+    assert len([line for line in log.read_text().splitlines() if "rank-00000.json" in line]) == 1
+    spoil(folder / "rank-00000.json")  # back again
+    assert (1, "disk", True) in trainer.copies()
+
+
+def test_what_lies_on_disk_is_found_damaged_though_nobody_reads_it(
+    own_agent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZEROSTALL_SCRUB_REST", "0")
+    where = tmp_path / "run"
+    trainer = HandTrainer(own_agent, where)
+    trainer.lease()
+    trainer.seal(5, promise=True)
+    trainer.hear(m.Reached, tier="disk")
+    image = where / "step-000000000005" / "rank-00000.safetensors"
+    layouts = sorted(where.glob("layouts/*.json"))
+    before = {file: spoil(file) for file in (image, *layouts)}
+    wait_until(lambda: upkeep(own_agent).mended >= 2, SECONDS)
+    wait_until(lambda: {file: file.read_bytes() for file in before} == before, SECONDS)
+    image.unlink()
+    wait_until(lambda: image.exists() and image.read_bytes() == before[image], SECONDS)
+    log = (own_agent / "agent.log").read_text()
+    assert "its layout is made again from what is known of it" in log
+    assert "on disk is whole again, made again from this node's memory" in log

@@ -11,10 +11,18 @@ OLD, NEW = Resident(1.0, "old"), Resident(2.0, "new")
 
 
 def test_the_image_whose_check_is_the_longest_ago_comes_next() -> None:
-    assert longest_unseen([], {}) is None
-    assert longest_unseen([NEW, OLD], {}) == OLD
-    assert longest_unseen([NEW, OLD], {"old": 10.0}) == NEW
-    assert longest_unseen([NEW, OLD], {"old": 10.0, "new": 11.0}) == OLD
+    assert longest_unseen([], {}, 11.0) is None
+    assert longest_unseen([NEW, OLD], {}, 11.0) == OLD
+    assert longest_unseen([NEW, OLD], {"old": 10.0}, 11.0) == NEW
+    assert longest_unseen([NEW, OLD], {"old": 10.0, "new": 11.0}, 11.0) == OLD
+
+
+def test_what_may_rest_is_left_alone_until_its_time_has_come() -> None:
+    filed = Resident(1.0, "filed", rest=60.0)
+    assert longest_unseen([filed, NEW], {"filed": 10.0, "new": 11.0}, 69.0) == NEW
+    assert longest_unseen([filed], {"filed": 10.0}, 69.0) is None
+    assert longest_unseen([filed, NEW], {"filed": 10.0, "new": 11.0}, 70.0) == filed
+    assert longest_unseen([filed], {}, 0.5) == filed
 
 
 @pytest.mark.parametrize(

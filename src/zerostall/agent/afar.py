@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from zerostall.agent.pulling import TRIES
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
-from zerostall.core.manifest import Manifest
 from zerostall.errors import FormatError, SnapshotNotFoundError, ZerostallError
 from zerostall.telemetry import log
 from zerostall.tiers.contract import Stored
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from zerostall.agent.neighbourhood import Neighbourhood
     from zerostall.core.layout import Layout
-    from zerostall.core.manifest import RankFacts, Record
+    from zerostall.core.manifest import Manifest, RankFacts, Record
     from zerostall.wire.cluster import LocatedCopy
 
 
@@ -41,17 +40,7 @@ class Spread:
     stored: dict[int, Stored] = field(default_factory=dict)
 
     def manifest(self) -> Manifest:
-        ranks = [self.stored[rank].record for rank in range(len(self.sources))]
-        first = ranks[0]
-        facts = tuple(manifests.facts(record, manifests.encode_record(record)) for record in ranks)
-        return Manifest(
-            run=first.run,
-            step=first.step,
-            world=first.world,
-            ranks=facts,
-            metric=first.metric,
-            created=first.created,
-        )
+        return manifests.of_records([self.stored[rank].record for rank in range(len(self.sources))])
 
 
 class Afar:

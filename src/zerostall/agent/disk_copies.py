@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from zerostall import native
 from zerostall.agent.good_copies import GoodCopy, Target
 from zerostall.agent.loop_call import Post, on_loop
-from zerostall.errors import FormatError, SnapshotNotFoundError, StorageError
+from zerostall.core import steps as names
+from zerostall.core.placement import ImageId
+from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, StorageError
 from zerostall.tiers.host import stride_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from zerostall.agent.copies import Copies
     from zerostall.agent.run import Run
     from zerostall.agent.runs import Runs
     from zerostall.core.manifest import Record
-    from zerostall.core.placement import ImageId
     from zerostall.tiers.contract import Stored
+    from zerostall.tiers.disk import DiskTier
+
+_LIST_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,18 +55,24 @@ class DiskCopy:
 
     def sound(self, chunk: int) -> bool:
         """As the disk gives it, not as the kernel still remembers it, where the file system lets that be told."""
-        start, nbytes = self._extent(chunk)
+        start, nbytes = self.extent(chunk)
         data = memoryview(bytearray(nbytes))
-        with contextlib.closing(self.run.folder.disk.bytes_of(self.record.step, self.image.rank, self.stored)) as file:
+        try:
+            file = self.run.folder.disk.bytes_of(self.record.step, self.image.rank, self.stored)
+        except CorruptError:
+            return False  # the file is missing, or has another size
+        with contextlib.closing(file):
             with contextlib.suppress(OSError):
                 os.posix_fadvise(file.fileno(), start, nbytes, os.POSIX_FADV_DONTNEED)
             file.read_into(data, start)
+            with contextlib.suppress(OSError):  # what nobody asked for is not to push out what somebody reads
+                os.posix_fadvise(file.fileno(), start, nbytes, os.POSIX_FADV_DONTNEED)
         return native.crc32c(data) == self.record.checksums[chunk]
 
     @contextlib.contextmanager
     def target(self, chunk: int) -> Iterator[Target]:
         """Memory for the chunk; what is right of it is written to the file at the end."""
-        start, nbytes = self._extent(chunk)
+        start, nbytes = self.extent(chunk)
         segment = native.Segment("zerostall-mend", stride_of(self.stored.layout), populate=False)
         try:
             yield Target(segment)
@@ -80,26 +92,51 @@ class DiskCopy:
             self.marks.pop((self.image, self.record.created), None)
         return True
 
-    def _extent(self, chunk: int) -> tuple[int, int]:
+    @property
+    def step(self) -> int:
+        return self.record.step
+
+    @property
+    def chunks(self) -> int:
+        return len(self.record.checksums)
+
+    def extent(self, chunk: int) -> tuple[int, int]:
+        """Where a chunk begins in the image, and its bytes."""
         start = chunk * self.record.chunk_bytes
         return start, min(self.record.chunk_bytes, self.record.nbytes - start)
 
     def _write(self, data: memoryview, start: int) -> None:
         """Over what is damaged. Whether the file still is this very image is asked once it is open."""
-        path = self.run.folder.disk.bytes_of(self.record.step, self.image.rank, self.stored).path
+        path = self.run.folder.disk.image_path(self.record.step, self.image.rank)
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             try:
                 if not self.there() or not self.run.folder.taken():
                     raise SnapshotNotFoundError(f"{self} is not this agent's to write any more")
                 written = 0
                 while written < len(data):
                     written += os.pwrite(fd, data[written:], start + written)
+                if os.fstat(fd).st_size != self.record.nbytes:
+                    os.ftruncate(fd, self.record.nbytes)  # it was cut, or more than the image
                 os.fsync(fd)
             finally:
                 os.close(fd)
         except OSError as error:
             raise StorageError(f"{path} cannot be written anew: {error.strerror}", errno=error.errno) from error
+
+
+@dataclass(frozen=True, slots=True)
+class DiskResident:
+    """An image on disk of which no more is known than where it is, and when its step was committed.
+
+    Attributes:
+        name: tells it from all others.
+    """
+
+    image: ImageId
+    step: int
+    committed: float
+    name: str
 
 
 class DiskCopies:
@@ -110,11 +147,43 @@ class DiskCopies:
         self._copies = copies
         self._post = post
         self._marks: dict[tuple[ImageId, float], str] = {}
+        self._listed: tuple[float, list[DiskResident]] = (0.0, [])
+
+    def runs(self, image: ImageId) -> list[Run]:
+        """Those of the image's run whose folder this agent holds."""
+        return on_loop(self._post, lambda: [run for run in self._runs if self._mine(run, image.run)])
 
     def of(self, image: ImageId, step: int) -> list[DiskCopy]:
-        """That of one image, where this agent holds the folder. CorruptError where its record is damaged, too."""
-        runs = on_loop(self._post, lambda: [run for run in self._runs if self._mine(run, image)])
-        return [DiskCopy(image, run.folder.disk.open(step, image.rank), run, self._marks) for run in runs]
+        """That of one image, where this agent holds the folder. CorruptError where what vouches for it is damaged."""
+        found = [(run, run.folder.disk) for run in self.runs(image)]
+        return [DiskCopy(image, disk.open(step, image.rank), run, self._marks) for run, disk in found]
+
+    def checked(self, resident: DiskResident) -> DiskCopy | None:
+        """The image, once what vouches for it was read anew; None where it is there no more.
+
+        Raises:
+            FormatError: the manifest, the record or the layout is damaged.
+        """
+        try:
+            for run in self.runs(resident.image):
+                run.folder.disk.check(resident.step, resident.image.rank)
+            return next(iter(self.of(resident.image, resident.step)), None)
+        except SnapshotNotFoundError:
+            return None
+
+    def residents(self) -> list[DiskResident]:
+        """Every image of this node's ranks in folders that this agent holds, as listed a while ago."""
+        now = time.monotonic()
+        if now >= self._listed[0]:
+            self._listed = now + _LIST_SECONDS, [one for run in self._held() for one in _residents(*run)]
+        return self._listed[1]
+
+    def _held(self) -> list[tuple[str, Path, list[int], frozenset[int]]]:
+        def held() -> list[tuple[str, DiskTier, frozenset[int]]]:
+            runs = [run for run in self._runs if not run.url and run.folder.taken()]
+            return [(run.folder.facts.run, run.folder.disk, run.here) for run in runs]
+
+        return [(name, disk.where, disk.steps(), here) for name, disk, here in on_loop(self._post, held)]
 
     def in_memory(self, wanted: DiskCopy) -> Iterator[GoodCopy]:
         """The same image in this node's memory."""
@@ -129,5 +198,13 @@ class DiskCopies:
                 yield GoodCopy("this node's memory", bring)
 
     @staticmethod
-    def _mine(run: Run, image: ImageId) -> bool:
-        return run.folder.facts.run == image.run and not run.url and run.folder.taken()
+    def _mine(run: Run, name: str) -> bool:
+        return run.folder.facts.run == name and not run.url and run.folder.taken()
+
+
+def _residents(run: str, where: Path, steps: list[int], ranks: frozenset[int]) -> Iterator[DiskResident]:
+    for step in steps:
+        with contextlib.suppress(OSError):  # evicted meanwhile
+            committed = (where / names.step_folder(step) / names.MANIFEST).lstat().st_mtime
+            for rank in sorted(ranks):
+                yield DiskResident(ImageId(run, rank), step, committed, f"disk/{run}/{rank}/{step}/{committed!r}")

@@ -47,10 +47,15 @@ Post = Callable[[Callable[[], None]], None]
 
 
 class Fetches:
-    """Driven by the agent's loop; files are read on a thread of its own, which comes back through `post`."""
+    """Driven by the agent's loop; files are read on a thread of its own, which comes back through `post`.
+
+    Attributes:
+        damaged: called with rank, step and reason where what vouches for an image on disk is; makes it good if it can.
+    """
 
     def __init__(self, disk: DiskTier, post: Post, governor: Governor) -> None:
         self.remote: RemoteTier | None = None
+        self.damaged: Callable[[int, int, str], None] = lambda rank, step, why: None
         self._governor = governor
         self._disk = disk
         self._post = post
@@ -200,18 +205,28 @@ class Fetches:
 
     def _look_at(self, step: int, rank: int) -> m.CopyFacts | None:
         """What there is of a step; None when it has just been evicted."""
-        created, world = 0.0, 0
         try:
-            manifest = self._disk.manifest(step)
-            created, world = manifest.created, manifest.world
-            if rank < world:
-                self._disk.open(step, rank)
+            try:
+                return self._clean_copy(step, rank)
+            except FormatError as error:
+                self.damaged(rank, step, f"found by who looked for copies: {error.args[0]}")
+            return self._clean_copy(step, rank)
         except SnapshotNotFoundError:
             return None
         except (ZerostallError, OSError) as error:
             why = m.plain(str(error.args[0] if error.args else error))
-            return m.CopyFacts(step=step, tier="disk", clean=False, created=created, reason=why, world=world)
-        return m.CopyFacts(step=step, tier="disk", clean=True, created=created, world=world)
+        created, world = 0.0, 0
+        with contextlib.suppress(ZerostallError, OSError):
+            manifest = self._disk.manifest(step)
+            created, world = manifest.created, manifest.world
+        return m.CopyFacts(step=step, tier="disk", clean=False, created=created, reason=why, world=world)
+
+    def _clean_copy(self, step: int, rank: int) -> m.CopyFacts:
+        """Raises as `DiskTier.open`."""
+        manifest = self._disk.manifest(step)
+        if rank < manifest.world:
+            self._disk.open(step, rank)
+        return m.CopyFacts(step=step, tier="disk", clean=True, created=manifest.created, world=manifest.world)
 
     def _look_afar(self, near: tuple[m.CopyFacts, ...]) -> Iterator[m.CopyFacts]:
         """What there is in the remote tier.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from zerostall.errors import ManagerError, SnapshotNotFoundError
+from zerostall.errors import ManagerError, SnapshotNotFoundError, ZerostallError
 from zerostall.telemetry import log
+from zerostall.tiers.contract import Stored
 from zerostall.wire import peers as p
 
 if TYPE_CHECKING:
@@ -90,21 +91,46 @@ def _of_tier(wanted: Wanted, tier: RunTier) -> GoodCopy:
     return GoodCopy(f"the tier {tier.name}", bring)
 
 
+def descriptions(
+    run: Run, image: ImageId, step: int, neighbourhood: Neighbourhood | None
+) -> Iterator[tuple[str, Stored]]:
+    """What the image is, as other nodes and the remote tier say, each with what messages call it; any thread."""
+    if neighbourhood is not None:
+        request = p.Pull(image.run, image.rank, step)
+        for name, address in _nodes_with(image, step, neighbourhood):
+            try:
+                for came in neighbourhood.replication.peek(address, [request], {}):
+                    yield name, Stored(came.layout, came.record)
+            except (ZerostallError, OSError) as error:
+                log.info("step %d of rank %d, %s: %s", step, image.rank, name, error)
+    if (remote := run.fetches.remote) is not None:
+        try:
+            yield f"the tier {remote.name}", remote.open(step, image.rank)
+        except (ZerostallError, OSError) as error:
+            log.info("step %d of rank %d in the remote tier: %s", step, image.rank, error)
+
+
 def _of_nodes(wanted: Wanted, neighbourhood: Neighbourhood) -> Iterator[GoodCopy]:
+    for name, address in _nodes_with(wanted.image, wanted.record.step, neighbourhood):
+        yield _of_node(wanted, name, address, neighbourhood)
+
+
+def _nodes_with(image: ImageId, step: int, neighbourhood: Neighbourhood) -> Iterator[tuple[str, str]]:
+    """Other nodes that may have the image: what messages call each, and its address."""
     seen: set[str] = set()
     try:
-        located = neighbourhood.whereabouts.whereis(wanted.image.run, wanted.image.rank)
+        located = neighbourhood.whereabouts.whereis(image.run, image.rank)
     except ManagerError as error:
         log.info("%s: only nodes are asked that are known without it", error.args[0])
         located = ()
     for other in located:
         mine = other.peer.node == neighbourhood.node
-        if other.step == wanted.record.step and not mine and other.peer.address not in seen:
+        if other.step == step and not mine and other.peer.address not in seen:
             seen.add(other.peer.address)
-            yield _of_node(wanted, f"node {other.peer.node}", other.peer.address, neighbourhood)
-    for address in neighbourhood.replication.known(wanted.image):
+            yield f"node {other.peer.node}", other.peer.address
+    for address in neighbourhood.replication.known(image):
         if address not in seen:
-            yield _of_node(wanted, f"the node at {address}", address, neighbourhood)
+            yield f"the node at {address}", address
 
 
 def _of_node(wanted: Wanted, name: str, address: str, neighbourhood: Neighbourhood) -> GoodCopy:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from zerostall.agent.copies import Copies, Copy
     from zerostall.agent.disk_copies import DiskCopies
     from zerostall.agent.good_copies import GoodCopy, Target
+    from zerostall.agent.vouchers import Voucher, Vouchers
     from zerostall.core.placement import ImageId
 
 
@@ -74,12 +75,20 @@ class Mending:
     """
 
     def __init__(
-        self, copies: Copies, disks: DiskCopies, elsewhere: Callable[[Wanted], Iterator[GoodCopy]], post: Post
+        self,
+        copies: Copies,
+        disks: DiskCopies,
+        vouchers: Vouchers,
+        elsewhere: Callable[[Wanted], Iterator[GoodCopy]],
+        post: Post,
     ) -> None:
         self.damaged = 0
         self.mended = 0
         self._copies = copies
         self._disks = disks
+        self._vouchers = vouchers
+        self._vouching = threading.Lock()
+        self._without: set[tuple[ImageId, int, str]] = set()  # what vouches for an image and nobody has
         self._elsewhere = elsewhere
         self._post = post
         self._findings: deque[w.Finding] = deque(maxlen=FINDINGS_KEPT)
@@ -104,6 +113,32 @@ class Mending:
                 self._doubts.setdefault((image, step, disk), why)
                 self._changed.notify_all()
 
+    def make_vouchers_good(self, image: ImageId, step: int, why: str) -> None:
+        """Have manifest, record and layout of an image on disk made again where they are damaged. Any thread.
+
+        Without them nobody can say what the image should be. So whoever looks for a step to restore waits for this.
+        """
+        with self._vouching:
+            for run in self._disks.runs(image):
+                for voucher in self._vouchers.make_good(run, step, image.rank):
+                    self._found(image, step, voucher, why)
+
+    def _found(self, image: ImageId, step: int, voucher: Voucher, why: str) -> None:
+        which = (image, step, voucher.what)
+        if which not in self._without:
+            self.damaged += 1
+            log.error("step %d of rank %d on disk: %s (%s)", step, image.rank, voucher.damage, why)
+            self._say("damaged", image, step, "disk", f"{voucher.what}: {voucher.damage}; {why}")
+        if voucher.source:
+            self.mended += 1
+            self._without.discard(which)
+            how = f"{voucher.what} is made again from {voucher.source}"
+            log.warning("step %d of rank %d on disk: %s", step, image.rank, how)
+            self._say("mended", image, step, "disk", how)
+        elif which not in self._without:
+            self._without.add(which)
+            self._say("hopeless", image, step, "disk", f"nobody has {voucher.what} once more")
+
     def findings(self, after: int) -> tuple[w.Finding, ...]:
         """What was found since the one of that number, oldest first, as far as it is remembered."""
         with self._changed:
@@ -115,6 +150,8 @@ class Mending:
         while (doubt := self._next()) is not None:
             (image, step, disk), why = doubt
             try:
+                if disk:
+                    self.make_vouchers_good(image, step, why)
                 for copy in (self._disks if disk else self._copies).of(image, step):
                     self._look_at(copy, why)
             except SnapshotNotFoundError as gone:
@@ -204,16 +241,19 @@ class Mending:
             self._post(lambda: run.trickle.try_again(step))
 
     def _tell(self, kind: str, copy: Copy | DiskCopy, reason: str) -> None:
+        self._say(kind, copy.image, copy.record.step, copy.tier, reason)
+
+    def _say(self, kind: str, image: ImageId, step: int, tier: str, reason: str) -> None:
         with self._changed:
             self._numbers += 1
             self._findings.append(
                 w.Finding(
                     number=self._numbers,
                     kind=kind,
-                    run=copy.image.run,
-                    rank=copy.image.rank,
-                    step=copy.record.step,
-                    tier=copy.tier,
+                    run=image.run,
+                    rank=image.rank,
+                    step=step,
+                    tier=tier,
                     reason=plain(reason)[:1000],
                 )
             )

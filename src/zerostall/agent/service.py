@@ -8,6 +8,7 @@ import os
 import selectors
 import time
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,7 +66,7 @@ class Service:
         self._last_use = self._started
         self._looked = self._started
         self._leaving = False
-        self.upkeep = Upkeep(self.runs, settings.scrub_rate, self.post)
+        self.upkeep = Upkeep(self.runs, settings, self.post)
         self._requests = Requests(self._vaults, self.runs.reclaim, lambda: self.elsewhere, self.upkeep.doubt)
         self.stays = False  # also when nobody trains: the cluster counts on this node
         self.elsewhere: Elsewhere | None = None
@@ -242,7 +243,8 @@ class Service:
         run = self.runs.at(where)
         if run is None:
             run = self.runs.open(where, hello.world, url)
-            run.trickle.refused = self._refused(run)
+            run.trickle.refused = partial(self._refused, run)
+            run.fetches.damaged = partial(self._damaged, run)
         if self.elsewhere is not None and not url and hello.nodes is None and run.folder.blank():
             self.elsewhere.heir(
                 m.plain(str(where))[-1000:], hello.run or "", lambda found: self._inherited(client, run, hello, found)
@@ -329,9 +331,13 @@ class Service:
             lent = m.Lent(tier.key, tier.segment.nbytes)
             client.send(msgspec.structs.replace(welcome, memory=lent), tier.segment.fileno())
 
-    def _refused(self, run: Run) -> Callable[[int, int, str], None]:
+    def _refused(self, run: Run, rank: int, step: int, why: str) -> None:
         """What of a run's images the disk has not taken, since they are not what their records say, is doubted."""
-        return lambda rank, step, why: self.upkeep.doubt(ImageId(run.folder.facts.run, rank), step, why)
+        self.upkeep.doubt(ImageId(run.folder.facts.run, rank), step, why)
+
+    def _damaged(self, run: Run, rank: int, step: int, why: str) -> None:
+        """What vouches for an image on disk is damaged, and is made again if somebody has it. A reader's thread."""
+        self.upkeep.mending.make_vouchers_good(ImageId(run.folder.facts.run, rank), step, why)
 
     def _stop(self, client: Client, request: m.Stop) -> None:
         trainers = [other.pid for other, attached in self._clients.items() if attached is not None]

@@ -217,6 +217,10 @@ class Trickle:
 
         self._writer.submit(write)
 
+    def meanwhile(self, call: Callable[[], None]) -> None:
+        """Do that on the thread that alone writes to the folder, when nothing else is being written. Any thread."""
+        self._writer.submit(call)
+
     def when_tidy(self, call: Callable[[], None]) -> None:
         """Call on the loop's thread when the order under way and the retention behind it are done."""
         self._writer.submit(lambda: self._post(call))

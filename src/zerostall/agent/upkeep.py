@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from zerostall.agent.copies import Copies
 from zerostall.agent.disk_copies import DiskCopies
-from zerostall.agent.good_copies import good_copies
+from zerostall.agent.good_copies import descriptions, good_copies
+from zerostall.agent.loop_call import Post, on_loop
 from zerostall.agent.mending import Mending
 from zerostall.agent.scrubbing import Scrubbing
+from zerostall.agent.vouchers import Vouchers
+from zerostall.core.placement import ImageId
+from zerostall.tiers.contract import Stored
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
-    from zerostall.agent.loop_call import Post
+    from collections.abc import Iterator
+
     from zerostall.agent.neighbourhood import Neighbourhood
+    from zerostall.agent.run import Run
     from zerostall.agent.runs import Runs
-    from zerostall.core.placement import ImageId
+    from zerostall.config import AgentSettings
+    from zerostall.core.manifest import Manifest
 
 
 class Upkeep:
     """One an agent."""
 
-    def __init__(self, runs: Runs, rate: int, post: Post) -> None:
+    def __init__(self, runs: Runs, settings: AgentSettings, post: Post) -> None:
         self.copies = Copies(runs, post)
         self._neighbourhood: Neighbourhood | None = None
         disks = DiskCopies(runs, self.copies, post)
-        self.mending = Mending(self.copies, disks, lambda wanted: good_copies(wanted, self._neighbourhood), post)
-        self.scrubbing = Scrubbing(self.copies, runs.governor, self.mending.doubt, rate)
+        vouchers = Vouchers(partial(_manifests, post), self._described)
+        self.mending = Mending(
+            self.copies, disks, vouchers, lambda wanted: good_copies(wanted, self._neighbourhood), post
+        )
+        self.scrubbing = Scrubbing(
+            self.copies, disks, runs.governor, self.mending.doubt, settings.scrub_rate, settings.scrub_rest
+        )
 
     def join(self, neighbourhood: Neighbourhood) -> None:
         """Other nodes have copies, and some of theirs are here."""
@@ -40,6 +53,12 @@ class Upkeep:
     def close(self) -> None:
         self.scrubbing.close()
         self.mending.close()
+
+    def _described(self, run: Run, rank: int, step: int) -> Iterator[tuple[str, Stored]]:
+        image = ImageId(run.folder.facts.run, rank)
+        for copy in self.copies.of(image, step):
+            yield "this node's memory", Stored(copy.memory.layout, copy.record)
+        yield from descriptions(run, image, step, self._neighbourhood)
 
     def words(self) -> str:
         """What goes on just now."""
@@ -60,3 +79,10 @@ class Upkeep:
             mended=self.mending.mended,
             pace=self._neighbourhood.replication.pace.words() if self._neighbourhood else "",
         )
+
+
+def _manifests(post: Post, run: Run, step: int) -> list[Manifest]:
+    """What this node's memory says of a step that is clean."""
+    return on_loop(
+        post, lambda: [whole for berth in run.berths.values() if (whole := berth.manifest(step)) is not None]
+    )

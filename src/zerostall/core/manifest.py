@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -17,6 +17,9 @@ from zerostall.core.envelope import FIRST, seal, unseal
 from zerostall.core.layout import CHUNK, Layout
 from zerostall.core.values import Document
 from zerostall.errors import FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MAX_RUN_FILE = 1 << 20
 MAX_RECORD_FILE = 1 << 30
@@ -283,6 +286,19 @@ def facts(record: Record, data: bytes) -> RankFacts:
         record=digest,
         layout=record.layout,
         begins=record.begins,
+    )
+
+
+def of_records(records: Sequence[Record]) -> Manifest:
+    """The manifest of a step, from the records of all its ranks in order: the same bytes whoever makes it."""
+    first = records[0]
+    return Manifest(
+        run=first.run,
+        step=first.step,
+        world=first.world,
+        ranks=tuple(facts(record, encode_record(record)) for record in records),
+        metric=first.metric,
+        created=first.created,
     )
 
 

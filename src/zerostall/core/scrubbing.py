@@ -16,10 +16,16 @@ SHORTEST_PAUSE = 0.05
 
 
 class Resident(msgspec.Struct, frozen=True, order=True):
-    """An image in memory: `name` tells it from all others, `created` is when it was saved."""
+    """An image: `name` tells it from all others, `created` is when it was saved.
+
+    Attributes:
+        rest: seconds that it is left alone after a check. Memory that is in use changes while one looks away; a file
+            that nobody writes does so over months.
+    """
 
     created: float
     name: str
+    rest: float = 0.0
 
 
 class Pause(msgspec.Struct, frozen=True):
@@ -29,12 +35,13 @@ class Pause(msgspec.Struct, frozen=True):
     reason: str
 
 
-def longest_unseen(residents: Sequence[Resident], seen: Mapping[str, float]) -> Resident | None:
-    """The image whose last check is the longest ago; of those never checked, the oldest: None where there is none.
+def longest_unseen(residents: Sequence[Resident], seen: Mapping[str, float], now: float) -> Resident | None:
+    """The image whose last check is the longest ago; of those never checked, the oldest: None where none is due.
 
     What was sealed last has only just been checked while it was copied, and is likely to be replaced soon.
     """
-    return min(residents, key=lambda one: (seen.get(one.name, 0.0), one), default=None)
+    due = [one for one in residents if one.name not in seen or now - seen[one.name] >= one.rest]
+    return min(due, key=lambda one: (seen.get(one.name, 0.0), one), default=None)
 
 
 def pause(traffic: Traffic, rate: int) -> Pause:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
 from zerostall.core.candidates import Past
+from zerostall.core.layout import Layout
+from zerostall.core.manifest import Manifest
 from zerostall.core.retention import StepFacts
 from zerostall.errors import FormatError, SnapshotNotFoundError, StepExistsError
 from zerostall.telemetry import log
@@ -43,8 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from zerostall import native
-    from zerostall.core.layout import Layout
-    from zerostall.core.manifest import Manifest, RankFacts, Record, RunFacts
+    from zerostall.core.manifest import RankFacts, Record, RunFacts
     from zerostall.tiers.contract import Image, Stored
 
 
@@ -197,6 +198,35 @@ class DiskTier:
         with storage_errors(folder, f"step {record.step}", 0):
             write_file(folder / names.record_file(record.rank), manifests.encode_record(record), self._modes)
             fsync_folder(folder)
+
+    def check(self, step: int, rank: int) -> None:
+        """Read anew what vouches for an image: manifest, record, both files of the layout. Raises as `open`."""
+        record = self.open(step, rank).record
+        self._layouts.check(record.layout, record.begins)
+
+    def write_again(self, part: Manifest | Record | Layout) -> None:
+        """Put a damaged file of a committed step in its place again; `part` is what was in it.
+
+        Raises:
+            SnapshotNotFoundError: the step is not there any more.
+        """
+        if isinstance(part, Layout):
+            with storage_errors(self.where, "a layout", 0):
+                self._layouts.write_again(part)
+            return
+        if isinstance(part, Manifest):
+            name, data = names.MANIFEST, manifests.encode_manifest(part)
+        else:
+            name, data = names.record_file(part.rank), manifests.encode_record(part)
+        folder = self._folder(part.step)
+        if not committed(folder):
+            raise SnapshotNotFoundError(f"no step {part.step} in {self.where}")
+        with storage_errors(folder, f"step {part.step}", len(data)):
+            write_whole(folder / name, data, self._modes)
+
+    def image_path(self, step: int, rank: int) -> Path:
+        """The file of a committed step's image, which need not be there."""
+        return self._files.image(step, rank)
 
     def bytes_of(self, step: int, rank: int, stored: Stored) -> FileBytes:
         return FileBytes(self._files.image(step, rank), stored.record.nbytes)

@@ -39,6 +39,16 @@ class LayoutFiles:
             self._known[digest] = self._read(digest, begins)
         return layouts.moved(self._known[digest], begins, source=str(self._paths(digest)[0]))
 
+    def check(self, digest: str, begins: Sequence[int]) -> None:
+        """Read both files anew. CorruptError, FormatError: one is damaged or missing."""
+        for path in self._paths(digest):
+            _decoded(path, digest, begins)
+
+    def write_again(self, layout: Layout) -> None:
+        """Have both files there, whole and durable, whatever was known of them."""
+        self._sound.discard(layout.digest)
+        self.write(layout)
+
     def write(self, layout: Layout) -> None:
         """Have both files there, whole and durable."""
         first, spare = self._paths(layout.digest)
