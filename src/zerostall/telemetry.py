@@ -73,7 +73,8 @@ class Stats:
         policy: what guards do now with what is not read yet.
         policy_reason: why.
         agent_restarts: how often a new agent had to be found.
-        restored_from: tier of the last restore ("host", "replica", "disk", "remote"), "" when there was nothing.
+        restored_from: tier of the last restore ("peer", "host", "replica", "disk", "remote", or "partner", which is the
+            disk of another node), "" when there was nothing.
     """
 
     saves: int = 0

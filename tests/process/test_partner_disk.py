@@ -51,6 +51,10 @@ def test_an_image_outlives_its_node_and_all_memory_on_another_nodes_disk(
     assert again.welcome.run_id == run
     assert (5, "replica", True) in again.copies()
     assert again.fetch(5, "replica") == made.bytes
+    for chunks in (None, (0,)):
+        fetched = again.ask(m.Fetch(id=7, step=5, tier="replica", rank=0, chunks=chunks))
+        assert fetched.source == "partner"  # of memory there is none left
+        again.channel.send(m.Release())
     wait_until(lambda: [event for event in manager.state().events if event.kind == "heir"], SECONDS)
     (told,) = [event.text for event in manager.state().events if event.kind == "heir"]
     assert told.startswith("an empty folder on node n3 goes on with it") and "the node that trained it is gone" in told

@@ -44,7 +44,11 @@ class Spread:
 
 
 class Afar:
-    """The steps of one run; see `tiers.contract.Readable`. For the thread that reads."""
+    """The steps of one run; see `tiers.contract.Readable`. For the thread that reads.
+
+    Attributes:
+        gave: the tier that gave a step's image of a rank last.
+    """
 
     name = "replica"
     where = "other nodes' memory"
@@ -55,6 +59,7 @@ class Afar:
         self._run = run
         self._layouts: dict[str, Layout] = {}
         self._steps: dict[int, Spread] = {}
+        self.gave: dict[tuple[int, int], str] = {}
 
     def manifest(self, step: int) -> Manifest:
         """Look anew where the step's images are, and what they are.
@@ -109,6 +114,7 @@ class Afar:
                     log.warning("step %d of rank %d from node %s: %s", step, rank, copy.peer.node, error)
                     problem = error if isinstance(error, ZerostallError) else FormatError(str(error))
                 else:
+                    self.gave[step, rank] = copy.tier
                     log.debug("step %d of rank %d: %s of node %s", step, rank, copy.tier, copy.peer.node)
                     return stored
         raise problem

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
+from zerostall.core.prefetch import MEMORY
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
     from zerostall.tiers.contract import Readable
 
 TIER = "replica"
+PARTNER = "partner"
+"""What a restore says of bytes that came from a disk of another node."""
+
+
+def source_of(tier: str) -> str:
+    """What `Fetched.source` says of another node's copy in that tier."""
+    return "" if tier in MEMORY else PARTNER
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +42,7 @@ class Brought:
     slow: bool
 
 
-def whole(request: m.Fetch, segment: native.Segment, layout: Layout, record: Record) -> m.Fetched:
+def whole(request: m.Fetch, segment: native.Segment, layout: Layout, record: Record, source: str = "") -> m.Fetched:
     """The answer where an image was brought into a segment of its own, and was checked on the way."""
     return m.Fetched(
         id=request.id,
@@ -44,6 +52,7 @@ def whole(request: m.Fetch, segment: native.Segment, layout: Layout, record: Rec
         layout=layouts.encode(layout),
         record=manifests.encode_record(record),
         verified=True,
+        source=source,
     )
 
 
@@ -57,6 +66,10 @@ class OtherNodes(Protocol):
 
     def copies(self, rank: int, near: Collection[Past]) -> tuple[m.CopyFacts, ...]:
         """The steps of which another node has the rank's image; those `near` count only where memory has them."""
+        ...
+
+    def source(self, step: int, rank: int) -> str:
+        """What `Fetched.source` is of what `afar` gave last of that image."""
         ...
 
     def lend(self, request: m.Fetch, rank: int) -> Brought | None:

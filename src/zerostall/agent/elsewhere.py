@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from zerostall import native
 from zerostall.agent.afar import Afar
-from zerostall.agent.brought import TIER, Brought, whole
+from zerostall.agent.brought import TIER, Brought, source_of, whole
 from zerostall.agent.loop_call import Post, on_loop
 from zerostall.agent.pulling import TRIES
 from zerostall.core import layout as layouts
@@ -162,7 +162,7 @@ class Elsewhere:
                 segment.close()
             raise
         segment = segments[0]
-        answer = whole(request, segment, came.layout, came.record)
+        answer = whole(request, segment, came.layout, came.record, source_of(copy.tier))
         return Brought(answer, segment.fileno(), segment.close, slow=True)
 
 
@@ -177,6 +177,9 @@ class OfRun:
 
     def copies(self, rank: int, near: Collection[Past]) -> tuple[m.CopyFacts, ...]:
         return self.elsewhere.copies(self.run, rank, self.world, near)
+
+    def source(self, step: int, rank: int) -> str:
+        return source_of(self.afar.gave.get((step, rank), "replica"))
 
     def lend(self, request: m.Fetch, rank: int) -> Brought | None:
         """On the loop: the image that the step was found to have, where this node keeps it as a guest."""

@@ -117,7 +117,8 @@ class Fetches:
             if request.as_file and run is self._disk:
                 self._node.open(client, wanted, request)
             else:
-                self._node.lend(client, wanted, run, request)
+                afar = elsewhere is not None and run is elsewhere.afar
+                self._node.lend(client, wanted, run, request, *([elsewhere.source] if elsewhere and afar else []))
         elif request.tier == "replica":
             self._from_elsewhere(client, wanted, request, self._cluster())
         elif request.tier == "host":

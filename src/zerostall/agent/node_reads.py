@@ -85,8 +85,15 @@ class NodeReads:
         shared = self._shared.get((run.name, request.step, request.rank), SharedChunks())
         client.send(m.InCommon(id=request.id, chunks=shared.in_common(client)))
 
-    def lend(self, client: Client, rank: int, run: Readable, request: m.Fetch) -> None:
-        """Answer with chunks of an image in memory."""
+    def lend(
+        self,
+        client: Client,
+        rank: int,
+        run: Readable,
+        request: m.Fetch,
+        source: Callable[[int, int], str] = lambda step, rank: "",
+    ) -> None:
+        """Answer with chunks of an image in memory; `source` says in the end where they came from."""
         step, chunks = request.step, request.chunks
         assert chunks is not None
         shared, let_go = self._part((run.name, step, rank))
@@ -95,7 +102,14 @@ class NodeReads:
         def answer(segment: native.Segment) -> None:
             memory = m.Lent(0, segment.nbytes)
             fetched = m.Fetched(
-                id=request.id, memory=memory, offset=0, passing=True, layout=b"", record=b"", verified=True
+                id=request.id,
+                memory=memory,
+                offset=0,
+                passing=True,
+                layout=b"",
+                record=b"",
+                verified=True,
+                source=source(step, rank),
             )
             _hand(client, fetched, segment.fileno(), let_go)
 

@@ -85,7 +85,7 @@ def collect(source: Source, state: State, request: Request, copy: Copy, label: s
             report = state.finish(landings)
     seconds = time.perf_counter() - start
     log.info("restored %s, saved by %d ranks, in %.3f s: %s", label, described.images.world, seconds, report)
-    return "peer" if writing.recalled else copy.tier
+    return "peer" if writing.recalled else writing.source()
 
 
 def _releasing(source: Source) -> Callable[[object, BaseException | None, object], None]:
@@ -188,7 +188,7 @@ def _bring(
         segment = source.mappings.get(memory.key, fds[0], memory.nbytes)
     if answer.offset + record.nbytes > segment.nbytes:
         raise CorruptError(f"the image of rank {record.rank} does not fit the memory it came in")
-    return Mapped(record, segment, answer.offset, kept=answer.kept)
+    return Mapped(record, segment, answer.offset, kept=answer.kept, source=answer.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +209,7 @@ class _Writing:
 
     def __init__(self, source: Source, pool: native.Pool, copy: Copy, label: str) -> None:
         self.recalled = 0
+        self._sources: set[str] = set()
         self._source = source
         self._pool = pool
         self._copy = copy
@@ -217,6 +218,7 @@ class _Writing:
 
     def begin(self, stack: contextlib.ExitStack, image: Mapped | Filed, share: Share) -> None:
         """Fill from this image, or begin to; `stack` outlives that."""
+        self._sources.add((image.source if isinstance(image, Mapped) else "") or self._copy.tier)
         if isinstance(image, Mapped):
             self.recalled += _write(self._source, self._pool, image, share, self._label)
             return
@@ -231,6 +233,10 @@ class _Writing:
             loading.begin()
         elif alone := sorted(set(share.chunks(record.chunk_bytes)).difference(common)):
             loading.begin(alone)
+
+    def source(self) -> str:
+        """The tier that it came from: the one that was asked, unless all came from another."""
+        return next(iter(self._sources)) if len(self._sources) == 1 else self._copy.tier
 
     def end(self, stack: contextlib.ExitStack) -> None:
         """Wait for all that was begun.

@@ -39,6 +39,7 @@ class Mapped:
         offset: where it begins in the segment.
         verified: its bytes were checked on their way there.
         kept: where what of it was on a device lies in other GPUs' memory, too.
+        source: the tier that it came from, where that is not the one that was asked.
     """
 
     record: Record
@@ -46,6 +47,7 @@ class Mapped:
     offset: int
     verified: bool = False
     kept: tuple[m.Kept, ...] = ()
+    source: str = ""
 
     @property
     def address(self) -> int:

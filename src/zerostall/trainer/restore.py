@@ -283,7 +283,7 @@ def _checked(answer: m.Fetched, segment: native.Segment) -> tuple[Layout, Mapped
     layout = layouts.decode(answer.layout, record.begins)
     if answer.offset + layout.nbytes > segment.nbytes or layout.digest != record.layout:
         raise CorruptError("the image does not fit the memory it came in")
-    return layout, Mapped(record, segment, answer.offset, answer.verified, answer.kept)
+    return layout, Mapped(record, segment, answer.offset, answer.verified, answer.kept, answer.source)
 
 
 def _put_back(
@@ -320,6 +320,7 @@ def _write(
             loading.end()
             return state.accept(targets, memoryview(b"")), tier
         image = image.mapped(pool)
+    tier = image.source or tier
     if targets.views and not image.verified:
         # Aliases that are apart in the target are read from all over the image: it is checked whole, first.
         check = native.Verify(pool, image.address, record.nbytes, record.chunk_bytes, record.checksums)

@@ -109,6 +109,7 @@ class Fetched(Message, frozen=True):
         passing: the segment goes when it is released; otherwise it is this rank's memory.
         verified: its bytes were checked against the record while they were read.
         kept: where part of it lies in other GPUs' memory, too.
+        source: the tier that it came from, where that is not the one that was asked: "partner", a disk of another node.
     """
 
     id: int
@@ -119,6 +120,7 @@ class Fetched(Message, frozen=True):
     record: bytes
     verified: bool
     kept: tuple[Kept, ...] = ()
+    source: str = ""
 
 
 class Opened(Message, frozen=True):
