@@ -14,6 +14,7 @@ from zerostall.agent.loop_call import Post, on_loop
 from zerostall.core import steps as names
 from zerostall.core.placement import ImageId
 from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, StorageError
+from zerostall.tiers import vouching
 from zerostall.tiers.host import stride_of
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ class DiskCopies:
         """
         try:
             for run in self.runs(resident.image):
-                run.folder.disk.check(resident.step, resident.image.rank)
+                vouching.check(run.folder.disk, resident.step, resident.image.rank)
             return next(iter(self.of(resident.image, resident.step)), None)
         except SnapshotNotFoundError:
             return None

@@ -16,6 +16,7 @@ from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
 from zerostall.errors import FormatError, SnapshotNotFoundError, StorageError, VersionError, ZerostallError
 from zerostall.telemetry import log
+from zerostall.tiers import vouching
 from zerostall.tiers.files import read_file
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class Vouchers:
     def _layout(self, run: Run, record: Record, found: list[Voucher]) -> None:
         disk, step, rank = run.folder.disk, record.step, record.rank
         try:
-            disk.check(step, rank)
+            vouching.check(disk, step, rank)
             return
         except (FormatError, SnapshotNotFoundError, StorageError) as error:
             damage = str(error.args[0])
@@ -143,7 +144,7 @@ class Vouchers:
         def write() -> None:
             try:
                 run.folder.hold()
-                run.folder.disk.write_again(part)
+                vouching.write_again(run.folder.disk, part)
             except Exception as error:  # noqa: BLE001 - whoever waits says so
                 failures.append(error)
             finally:

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
 from zerostall.core.candidates import Past
-from zerostall.core.layout import Layout
-from zerostall.core.manifest import Manifest
 from zerostall.core.retention import StepFacts
 from zerostall.errors import FormatError, SnapshotNotFoundError, StepExistsError
 from zerostall.telemetry import log
@@ -45,7 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from zerostall import native
-    from zerostall.core.manifest import RankFacts, Record, RunFacts
+    from zerostall.core.layout import Layout
+    from zerostall.core.manifest import Manifest, RankFacts, Record, RunFacts
     from zerostall.tiers.contract import Image, Stored
 
 
@@ -54,6 +53,10 @@ class DiskTier:
 
     One process writes (the agent that holds the folder's lock, see `flow.folder_lock`); any number may read. Not
     thread-safe for writing.
+
+    Attributes:
+        modes: of what is made.
+        layouts: the run's layouts on disk.
     """
 
     name = "disk"
@@ -62,10 +65,10 @@ class DiskTier:
         self.where = where
         self._pool = pool
         self._direct = direct
-        self._modes = OWN
-        self._layouts = LayoutFiles(where)
+        self.modes = OWN
+        self.layouts = LayoutFiles(where)
         self.others = OtherDisks(where, direct=direct)
-        self._files = StepFiles(where, self._layouts.get, self.others)
+        self._files = StepFiles(where, self.layouts.get, self.others)
         self._staging: dict[int, Path] = {}
         self._drafts: set[int] = set()
         self._left: set[Path] = set()
@@ -73,7 +76,7 @@ class DiskTier:
 
     def use(self, modes: Modes) -> None:
         """From now on, what is made gets these modes."""
-        self._modes = self._layouts.modes = self.others.modes = modes
+        self.modes = self.layouts.modes = self.others.modes = modes
 
     # -------------------------------------------------------------------------------------------------- verbs
 
@@ -94,8 +97,8 @@ class DiskTier:
         folder = self._begin(step, layout)
         with storage_errors(folder, f"step {step}", layout.nbytes):
             require_room(self.where, layout.nbytes)
-            record = write_by(folder / names.image_file(rank), write, self._modes)
-            write_file(folder / names.record_file(rank), manifests.encode_record(record), self._modes)
+            record = write_by(folder / names.image_file(rank), write, self.modes)
+            write_file(folder / names.record_file(rank), manifests.encode_record(record), self.modes)
             fsync_folder(folder)
         return record
 
@@ -115,8 +118,8 @@ class DiskTier:
         data = manifests.encode_manifest(manifest)
         with storage_errors(folder, f"step {manifest.step}", len(data)):
             if pin:
-                write_file(folder / names.PINNED, b"", self._modes)
-            write_whole(folder / names.MANIFEST, data, self._modes)
+                write_file(folder / names.PINNED, b"", self.modes)
+            write_whole(folder / names.MANIFEST, data, self.modes)
             if folder != final:
                 self._swap(folder, final)
             fsync_folder(self.where)
@@ -174,7 +177,7 @@ class DiskTier:
         """
         folder = self._draft_folder(step)
         with storage_errors(folder, f"step {step}", needed):
-            make_folder(folder, self._modes)
+            make_folder(folder, self.modes)
         return folder
 
     def join(self, step: int, folder: Path) -> None:
@@ -196,33 +199,8 @@ class DiskTier:
         """Write a record once more, of an image that was put and is not committed yet."""
         folder = self._draft_folder(record.step)
         with storage_errors(folder, f"step {record.step}", 0):
-            write_file(folder / names.record_file(record.rank), manifests.encode_record(record), self._modes)
+            write_file(folder / names.record_file(record.rank), manifests.encode_record(record), self.modes)
             fsync_folder(folder)
-
-    def check(self, step: int, rank: int) -> None:
-        """Read anew what vouches for an image: manifest, record, both files of the layout. Raises as `open`."""
-        record = self.open(step, rank).record
-        self._layouts.check(record.layout, record.begins)
-
-    def write_again(self, part: Manifest | Record | Layout) -> None:
-        """Put a damaged file of a committed step in its place again; `part` is what was in it.
-
-        Raises:
-            SnapshotNotFoundError: the step is not there any more.
-        """
-        if isinstance(part, Layout):
-            with storage_errors(self.where, "a layout", 0):
-                self._layouts.write_again(part)
-            return
-        if isinstance(part, Manifest):
-            name, data = names.MANIFEST, manifests.encode_manifest(part)
-        else:
-            name, data = names.record_file(part.rank), manifests.encode_record(part)
-        folder = self._folder(part.step)
-        if not committed(folder):
-            raise SnapshotNotFoundError(f"no step {part.step} in {self.where}")
-        with storage_errors(folder, f"step {part.step}", len(data)):
-            write_whole(folder / name, data, self._modes)
 
     def image_path(self, step: int, rank: int) -> Path:
         """The file of a committed step's image, which need not be there."""
@@ -247,11 +225,11 @@ class DiskTier:
             return there
         data = manifests.encode_run(facts)
         with storage_errors(self.where / names.RUN, "the run's name", len(data)):
-            write_whole(self.where / names.RUN, data, self._modes)
+            write_whole(self.where / names.RUN, data, self.modes)
         return facts
 
     def layout(self, facts: RankFacts) -> Layout:
-        return self._layouts.get(facts.layout, facts.begins)
+        return self.layouts.get(facts.layout, facts.begins)
 
     def pin(self, step: int, pinned: bool = True) -> None:
         """Mark a committed step so that retention never evicts it (or no longer)."""
@@ -259,7 +237,7 @@ class DiskTier:
         if pinned:
             if step not in self.steps():
                 raise SnapshotNotFoundError(f"no step {step} in {self.where}")
-            write_file(marker, b"", self._modes)
+            write_file(marker, b"", self.modes)
         else:
             marker.unlink(missing_ok=True)
         fsync_folder(marker.parent)
@@ -358,7 +336,7 @@ class DiskTier:
         """The folder in which an image's record, and its image if that goes nowhere else, are put."""
         folder = self.draft(step, layout.nbytes)
         with storage_errors(folder, f"step {step}", layout.nbytes):
-            self._layouts.write(layout)
+            self.layouts.write(layout)
         return folder
 
     def _sweep(self, step: int) -> None:
