@@ -272,6 +272,10 @@ void bind_files(nb::module_& m) {
                   "checksums: collections.abc.Sequence[int], direct: bool, "
                   "only: collections.abc.Sequence[int] | None = None) -> None"),
           "With `only`, no chunk but these is written, and what the file has of the others stays.")
+      .def(
+          "hold", [](const FileWrite& w) { w.job->hold(); },
+          "Begin nothing more until go_on(); what is in flight ends.")
+      .def("go_on", [](const FileWrite& w) { w.job->go_on(); })
       .def_prop_ro(
           "fell_back", [](const FileWrite& w) { return w.get().fell_back(); },
           "Why the page cache was used although `direct` was asked for.");

@@ -41,10 +41,16 @@ uint64_t Job::unclaimed() const noexcept {
 }
 
 bool Job::has_work() const {
-  return unclaimed() != 0;
+  return unclaimed() != 0 && !held_.load(std::memory_order_relaxed);
+}
+
+void Job::go_on() {
+  held_.store(false, std::memory_order_relaxed);
+  if (has_work()) workers_->add(shared_from_this());  // they may have let go of it
 }
 
 bool Job::run_one() {
+  if (held_.load(std::memory_order_relaxed)) return false;
   if (work_aside()) return true;
   const std::optional<uint64_t> unit = claim();
   if (!unit) return false;

@@ -23,6 +23,7 @@ class Workers;
 // | wait_for | sleeps                             | true at once              |
 // | rethrow  | –                                  | throws the kept error     |
 // | cancel   | no further unit begins             | nothing                   |
+// | hold     | none begins until go_on            | nothing                   |
 // | fileno   | eventfd, not readable              | eventfd, readable         |
 class Job : public std::enable_shared_from_this<Job> {
  public:
@@ -36,6 +37,9 @@ class Job : public std::enable_shared_from_this<Job> {
   // Whether cancel() came in time to keep something from being done.
   bool cancelled() const noexcept { return cancelled_.load(std::memory_order_relaxed); }
   void cancel() noexcept;
+  // No further unit begins until go_on(); what is in flight ends. The threads do other jobs meanwhile.
+  void hold() noexcept { held_.store(true, std::memory_order_relaxed); }
+  void go_on();
   int fileno();
   uint64_t nbytes_done() const noexcept { return nbytes_done_.load(std::memory_order_relaxed); }
 
@@ -79,6 +83,7 @@ class Job : public std::enable_shared_from_this<Job> {
   std::atomic<uint64_t> remaining_;
   std::atomic<uint64_t> nbytes_done_{0};
   std::atomic<bool> cancelled_{false};
+  std::atomic<bool> held_{false};
   std::atomic<bool> done_{false};
   mutable std::mutex mutex_;
   std::condition_variable ended_;

@@ -179,10 +179,10 @@ def test_a_disk_that_dies_costs_nothing_and_is_tried_again(
     real = OtherDisks._write
     broken = True
 
-    def write(self: OtherDisks, path: Path, image: object) -> None:
+    def write(self: OtherDisks, path: Path, image: object, pace: object) -> None:
         if broken and path.is_relative_to(spread.more[0]):
             raise OSError(number, os.strerror(number))
-        real(self, path, image)  # type: ignore[arg-type]
+        real(self, path, image, pace)  # type: ignore[arg-type]
 
     monkeypatch.setattr(OtherDisks, "_write", write)
     with caplog.at_level(logging.WARNING):

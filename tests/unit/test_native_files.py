@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import IO
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ import pytest
 from unit.native_images import checksums_of, segment_with
 from zerostall.errors import CorruptError, StorageError
 from zerostall.native import FileRead, FileWrite, Pool, Segment, Verify, crc32c
+from zerostall.tiers import image_writes
+from zerostall.tiers.contract import Image
 
 CHUNK = 64 << 10
 
@@ -44,6 +48,50 @@ def write(pool: Pool, path: Path, image: bytes, *, direct: bool, chunk_bytes: in
         assert job.nbytes_done == len(image)
         assert not fcntl.fcntl(file.fileno(), fcntl.F_GETFL) & os.O_DIRECT
         return job.fell_back
+
+
+def test_a_write_that_is_held_leaves_the_threads_to_others_and_goes_on(tmp_path: Path) -> None:
+    image = image_of(CHUNK + 5)
+    large, small = segment_with(image * 16), segment_with(image)
+    one = Pool("one-thread", 1)
+    with (tmp_path / "large").open("w+b") as file, (tmp_path / "small").open("w+b") as other:
+
+        def write(file: IO[bytes], segment: Segment, times: int) -> FileWrite:
+            return FileWrite(
+                one, file.fileno(), segment.address, times * len(image), chunk_bytes=CHUNK,
+                checksums=checksums_of(image * times, CHUNK), direct=False,
+            )  # fmt: skip
+
+        held = write(file, large, 16)
+        held.hold()
+        done = []
+        for _ in range(2):  # the first may have to wait for what was in flight
+            assert write(other, small, 1).wait(30)
+            done.append(held.nbytes_done)
+        assert done[0] == done[1]
+        held.go_on()
+        assert held.wait(30)
+    assert (tmp_path / "large").read_bytes() == image * 16
+    assert (tmp_path / "small").read_bytes() == image
+    one.close()
+
+
+@pytest.mark.parametrize("often", [0.0, 60.0])
+def test_an_image_is_written_at_a_pace(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, often: float
+) -> None:
+    image = image_of(8 * CHUNK + 5)
+    segment = segment_with(image)
+    record = SimpleNamespace(nbytes=len(image), chunk_bytes=CHUNK, checksums=checksums_of(image, CHUNK))
+    asked: list[str] = []
+    pace = SimpleNamespace(free=lambda: bool(asked.append("free")), wait=lambda: asked.append("wait"))
+    monkeypatch.setattr(image_writes, "_LOOK_SECONDS", often)
+    with (tmp_path / "image").open("w+b") as file:
+        whole = Image(None, record, segment.address)  # type: ignore[arg-type]
+        image_writes.write_image(file.fileno(), whole, pool, tmp_path, direct=False, pace=pace)  # type: ignore[arg-type]
+    assert (tmp_path / "image").read_bytes() == image
+    assert asked == ["wait"] + asked.count("free") * ["free", "wait"]
+    assert often == 0.0 or asked == ["wait"]
 
 
 @pytest.mark.parametrize("direct", [True, False])

@@ -16,7 +16,7 @@ from zerostall.agent.runs import Runs
 from zerostall.core import bandwidth
 from zerostall.core.bandwidth import MOST_WRITE_YIELD_SECONDS, MOST_YIELD_SECONDS, Traffic
 from zerostall.flow.budget import Budget
-from zerostall.flow.governor import Gate, Governor
+from zerostall.flow.governor import Gate, Governor, WritePace
 from zerostall.wire.notice import Notice
 
 LAYOUT = make_layout(5000)
@@ -30,6 +30,10 @@ def test_all_but_what_is_waited_for_yields_to_a_capture_and_not_for_ever() -> No
         assert not waits.go and "captured" in waits.reason and waits.again < 0.1  # it will be over soon
         assert turn(busy, most).go
     assert bandwidth.write_turn(Traffic(promised=1, drains=1), 0.0).go
+    for at_it in (0.0, 0.5, 7.0):  # at most a second more than as long again
+        most = MOST_WRITE_YIELD_SECONDS + at_it
+        assert not bandwidth.write_turn(Traffic(captures=1), most - 0.001, at_it).go
+        assert bandwidth.write_turn(Traffic(captures=1), most, at_it).go
 
 
 def test_a_trainers_word_is_heard_until_it_is_gone() -> None:
@@ -69,9 +73,11 @@ def test_it_goes_on_when_the_capture_is_over(monkeypatch: pytest.MonkeyPatch, wh
 
     governor = Governor(captures=count)
     gate = Gate(governor)
-    assert governor.await_write(promised=True) < 1e9  # and does not ask
-    assert not looked.is_set()
-    waits = (lambda: gate(1)) if who == "upload" else (lambda: governor.await_write(promised=False))
+    promised = WritePace(governor, promised=True)
+    promised.wait()
+    assert promised.free() and not looked.is_set()  # it does not ask
+    pace = WritePace(governor, promised=False)
+    waits = (lambda: gate(1)) if who == "upload" else pace.wait
     thread = threading.Thread(target=waits)
     thread.start()
     assert looked.wait(60)
@@ -81,3 +87,4 @@ def test_it_goes_on_when_the_capture_is_over(monkeypatch: pytest.MonkeyPatch, wh
     captures.clear()
     thread.join(60)
     assert not thread.is_alive() and gate.reason == ""
+    assert pace.free() and (pace.waited > 0.0) == (who == "write")

@@ -182,11 +182,11 @@ class Bench:
             then(said)
 
     def write(self, path: Path, turn: Callable[[], object] = lambda: None) -> int:
-        image = self.writes.of(SimpleNamespace(key=7), self.held, lambda call: call(), turn)  # type: ignore[arg-type]
+        image = self.writes.of(SimpleNamespace(key=7), self.held, lambda call: call())  # type: ignore[arg-type]
         if image.device is None:
             return -1
         with path.open("wb") as file:
-            return image.device.write(file.fileno(), path.parent)
+            return image.device.write(file.fileno(), path.parent, SimpleNamespace(wait=turn))  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)

@@ -202,9 +202,9 @@ class Berth:
         page = self.current.notice if self.current is not None and self.client is not None else None
         return page is not None and page.busy
 
-    def image(self, tier: HostTier, held: Held, post: Post, turn: Callable[[], object] = lambda: None) -> Image:
-        """One that is held, for the disk to take; each stretch that it takes from a device when it is its `turn`."""
-        return held.image if self.stowage is None else self.stowage.straight.of(tier, held, post, turn)
+    def image(self, tier: HostTier, held: Held, post: Post) -> Image:
+        """One that is held, for the disk to take, from a device where it can."""
+        return held.image if self.stowage is None else self.stowage.straight.of(tier, held, post)
 
     def draining(self) -> bool:
         """Is an image on its way from a vault to host memory?"""

@@ -23,7 +23,7 @@ from zerostall.wire import lockers as w
 if TYPE_CHECKING:
     from zerostall.agent.locker import Answer, Locker
     from zerostall.agent.vaults import Vaults
-    from zerostall.tiers.contract import Image
+    from zerostall.tiers.contract import Image, Pace
     from zerostall.tiers.host import Held, HostTier
 
 Post = Callable[[Callable[[], None]], None]
@@ -53,13 +53,13 @@ class StraightWrites:
         self._waiting: set[queue.SimpleQueue[str]] = set()
         self._closed = False
 
-    def of(self, tier: HostTier, held: Held, post: Post, turn: Callable[[], object]) -> Image:
-        """The image, with its copy on a device where it has one; each stretch is written when it is its `turn`."""
+    def of(self, tier: HostTier, held: Held, post: Post) -> Image:
+        """The image, with its copy on a device where it has one."""
         image, record = held.image, held.image.record
         if config.gds() == "off":
             self.reason = "switched off"
         elif self._place(Past(record.step, record.created), look=True) is not None:
-            return replace(image, device=_Copy(self, tier, held, post, turn))
+            return replace(image, device=_Copy(self, tier, held, post))
         return image
 
     def words(self) -> str:
@@ -170,9 +170,8 @@ class _Copy:
     tier: HostTier
     held: Held
     post: Post
-    turn: Callable[[], object]
 
-    def write(self, fd: int, where: Path) -> int:
+    def write(self, fd: int, where: Path, pace: Pace) -> int:
         record, key, done = self.held.image.record, secrets.randbits(62), 0
         whole, most = record.nbytes // record.chunk_bytes, max(1, STRETCH // record.chunk_bytes)
         past, reason = Past(record.step, record.created), ""
@@ -180,7 +179,7 @@ class _Copy:
             # Another open file: cuFile wants flags of its own.
             with Path(f"/proc/self/fd/{fd}").open("r+b", buffering=0) as file:
                 while done < whole and not reason:
-                    self.turn()
+                    pace.wait()
                     end = min(done + most, whole)
                     told: queue.SimpleQueue[str] = queue.SimpleQueue()
                     stretch = _Stretch(self.tier, self.held, past, key, file, (done, end))

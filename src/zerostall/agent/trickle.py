@@ -13,6 +13,7 @@ from zerostall.agent.wish import Wish
 from zerostall.core import backoff
 from zerostall.core.retention import Keep
 from zerostall.errors import StorageError, ZerostallError
+from zerostall.flow.governor import WritePace
 from zerostall.flow.persist import Order, Outcome, persist, prune
 from zerostall.flow.worker import Worker
 from zerostall.telemetry import log
@@ -192,12 +193,12 @@ class Trickle:
             held[rank] = tier, tier.hold(step)
             wishes.append(self._berths[rank].wishes.get(step, Wish()))
         promised = self._waited_for(step)
-        turn = partial(self._governor.await_write, promised=promised)
+        pace = partial(WritePace, self._governor, promised=promised)
         first = self._berths[0].wishes.get(step, Wish())
         wishes += self.fellows.wishes(first.save) if self.fellows else []
         order = Order(
             manifest=manifest,
-            images=tuple(self._berths[rank].image(*kept, self._post, turn) for rank, kept in held.items()),
+            images=tuple(self._berths[rank].image(*kept, self._post) for rank, kept in held.items()),
             others=self.fellows.errand(first.save) if self.fellows else None,
             replace=any(wish.replace for wish in wishes),
             pin=any(wish.pin for wish in wishes),
@@ -209,7 +210,7 @@ class Trickle:
 
         def write() -> None:
             with self._governor.writing(promised=promised):
-                outcome = persist(self._folder.disk, order, self._folder.hold, turn)
+                outcome = persist(self._folder.disk, order, self._folder.hold, pace)
             self._post(lambda: self._landed(outcome))
             if outcome.error is None:
                 prune(self._folder.disk, self.keep, self._fetches.steps() | self.protected() | {order.step})

@@ -15,7 +15,8 @@ MOST_YIELD_SECONDS = 10.0
 get to its remote tier, too."""
 
 MOST_WRITE_YIELD_SECONDS = 1.0
-"""As long does a write to disk that nobody waits for yield, for each image."""
+"""As long does a write to disk that nobody waits for yield, for each image, and for as long again as it was at it: it
+takes at most that much longer than twice the time that it needs."""
 
 LOOK_SECONDS = 0.5
 LOOK_AGAIN_SECONDS = 0.02
@@ -43,12 +44,16 @@ class Turn(msgspec.Struct, frozen=True):
     again: float = LOOK_SECONDS
 
 
-def write_turn(traffic: Traffic, waited: float) -> Turn:
-    """May the next image be written to disk, for which nobody waits, and which has waited that many seconds?"""
+def write_turn(traffic: Traffic, waited: float, at_it: float = 0.0) -> Turn:
+    """May an image be written to disk, or written on, for which nobody waits?
+
+    It has waited that many seconds, and for others it was being written.
+    """
+    most = MOST_WRITE_YIELD_SECONDS + at_it
     if traffic.captures:
-        return Turn(waited >= MOST_WRITE_YIELD_SECONDS, _CAPTURES, LOOK_AGAIN_SECONDS)
+        return Turn(waited >= most, _CAPTURES, LOOK_AGAIN_SECONDS)
     if traffic.restores:
-        return Turn(waited >= MOST_WRITE_YIELD_SECONDS, "a restore is under way", LOOK_AGAIN_SECONDS)
+        return Turn(waited >= most, "a restore is under way", LOOK_AGAIN_SECONDS)
     return Turn(True)
 
 

@@ -16,6 +16,7 @@ from zerostall.errors import StorageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from zerostall.core.bandwidth import Turn
     from zerostall.core.effect import Stretch
 
 
@@ -62,12 +63,33 @@ class Governor:
         with self._condition:
             return Traffic(self._restores, self._promised, self._drains(), self._captures())
 
-    def await_write(self, *, promised: bool) -> float:
-        """Return when the next image may be written to disk, `promised` if somebody waits for it; seconds waited."""
+
+class WritePace:
+    """When one image may be written to disk, `promised` if somebody waits for it. One thread; see `contract.Pace`.
+
+    Attributes:
+        waited: seconds, for others.
+    """
+
+    def __init__(self, governor: Governor, *, promised: bool) -> None:
+        self.waited = 0.0
+        self._governor = governor
+        self._promised = promised
+        self._began = time.monotonic()
+
+    def free(self) -> bool:
+        return self._promised or self._turn(0.0).go
+
+    def wait(self) -> None:
         start = time.monotonic()
-        while not promised and not (turn := bandwidth.write_turn(self.traffic(), time.monotonic() - start)).go:
+        while not self._promised and not (turn := self._turn(time.monotonic() - start)).go:
             time.sleep(turn.again)
-        return time.monotonic() - start
+        self.waited += time.monotonic() - start
+
+    def _turn(self, waiting: float) -> Turn:
+        waited = self.waited + waiting
+        at_it = max(0.0, time.monotonic() - self._began - waited)
+        return bandwidth.write_turn(self._governor.traffic(), waited, at_it)
 
 
 class Gate:

@@ -12,6 +12,7 @@ from zerostall.core import retention
 from zerostall.core.retention import Keep, StepFacts
 from zerostall.errors import StorageError, ZerostallError
 from zerostall.telemetry import log
+from zerostall.tiers.image_writes import AtOnce
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from zerostall.core.candidates import Past
     from zerostall.core.manifest import Manifest
-    from zerostall.tiers.contract import Image, RunTier
+    from zerostall.tiers.contract import Image, Pace, RunTier
     from zerostall.tiers.disk import DiskTier
 
 
@@ -69,9 +70,9 @@ def persist(
     disk: DiskTier,
     order: Order,
     hold: Callable[[], object] = lambda: None,
-    turn: Callable[[], object] = lambda: None,
+    pace: Callable[[], Pace] = AtOnce,
 ) -> Outcome:
-    """Write a step durably and commit it, once `hold` has made sure of the folder; each image when it is its `turn`.
+    """Write a step durably and commit it, once `hold` has made sure of the folder; each image at a `pace` of its own.
 
     Every failure is in the outcome, none is raised.
     """
@@ -82,7 +83,7 @@ def persist(
         if aside:
             log.warning("%s: training went back before steps %s: they are set aside", disk.where, aside)
         with _by_others(disk, order):
-            _put(disk, order.images, turn)
+            _put(disk, order.images, pace)
         disk.commit(order.manifest, replace=order.replace, pin=order.pin)
     except Exception as error:  # noqa: BLE001 - the images must be let go, and the trainer must hear
         disk.abandon(order.step)
@@ -90,14 +91,13 @@ def persist(
     return Outcome(order.step, time.monotonic() - start)
 
 
-def _put(disk: DiskTier, images: Sequence[Image], turn: Callable[[], object]) -> None:
+def _put(disk: DiskTier, images: Sequence[Image], pace: Callable[[], Pace]) -> None:
     """Write images, on several disks at once. Returns, or raises, when nothing is being written any more."""
     lanes = disk.lanes(images)
 
     def write(lane: Sequence[Image]) -> None:
         for image in lane:
-            turn()
-            disk.put(image)
+            disk.put(image, pace())
 
     if len(lanes) == 1:
         write(lanes[0])

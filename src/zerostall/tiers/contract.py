@@ -33,10 +33,21 @@ if TYPE_CHECKING:
     from zerostall.core.retention import StepFacts
 
 
+class Pace(Protocol):
+    """When an image may be written, before which others may come."""
+
+    def free(self) -> bool:
+        """Whether it may go on just now."""
+        ...
+
+    def wait(self) -> None:
+        """Return when it may."""
+
+
 class DeviceCopy(Protocol):
     """The same image in a device's memory, from where a file may take it straight (`core.gds`)."""
 
-    def write(self, fd: int, where: Path) -> int:
+    def write(self, fd: int, where: Path, pace: Pace) -> int:
         """Have the open file take whole chunks from there, from the first on; how many it has got.
 
         The rest is the caller's, who is told nothing but what was said once: it never raises. Nothing is synced.

@@ -32,7 +32,7 @@ from zerostall.tiers.files import (
 )
 from zerostall.tiers.image_bytes import FileBytes
 from zerostall.tiers.image_reads import read_image
-from zerostall.tiers.image_writes import write_image
+from zerostall.tiers.image_writes import AT_ONCE, write_image
 from zerostall.tiers.layout_files import LayoutFiles
 from zerostall.tiers.leftovers import bring_back_swapped, remove_partials
 from zerostall.tiers.modes import OWN, Modes
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from zerostall import native
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import Manifest, RankFacts, Record, RunFacts
-    from zerostall.tiers.contract import Image, Stored
+    from zerostall.tiers.contract import Image, Pace, Stored
 
 
 class DiskTier:
@@ -80,13 +80,13 @@ class DiskTier:
 
     # -------------------------------------------------------------------------------------------------- verbs
 
-    def put(self, image: Image) -> None:
+    def put(self, image: Image, pace: Pace = AT_ONCE) -> None:
         def write(fd: int) -> Record:
-            write_image(fd, image, self._pool, self.where, direct=self._direct)
+            write_image(fd, image, self._pool, self.where, direct=self._direct, pace=pace)
             return image.record
 
         record = image.record
-        if self.others.put(image):
+        if self.others.put(image, pace):
             self._begin(record.step, image.layout)
             self.put_record(record)
         else:

@@ -11,27 +11,53 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from zerostall.tiers.contract import Image
+    from zerostall.tiers.contract import Image, Pace
 
 
-def write_image(fd: int, image: Image, pool: native.Pool, where: Path, *, direct: bool) -> None:
-    """Return when the bytes are written; `where` is what messages call the disk.
+_LOOK_SECONDS = 0.02
+"""How often a write looks whether others come before it; a few blocks of 4 MiB go to disk meanwhile."""
+
+
+class AtOnce:
+    """Nobody comes before it; see `contract.Pace`."""
+
+    def free(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        pass
+
+
+AT_ONCE = AtOnce()
+
+
+def write_image(fd: int, image: Image, pool: native.Pool, where: Path, *, direct: bool, pace: Pace = AT_ONCE) -> None:
+    """Return when the bytes are written, at that pace; `where` is what messages call the disk.
 
     Straight from a device where the image lies there, too, and that can be; else, and for the rest, from host memory.
     """
     whole, chunks = image.record.nbytes // image.record.chunk_bytes, len(image.record.checksums)
     if image.device is None or not direct or whole == 0:
-        _write(fd, image, pool, where, direct=direct)
+        _write(fd, image, pool, where, pace, direct=direct)
         return
-    _write(fd, image, pool, where, direct=direct, only=range(whole, chunks))  # makes the file as long as it will be
-    done = image.device.write(fd, where)
+    # This makes the file as long as it will be.
+    _write(fd, image, pool, where, pace, direct=direct, only=range(whole, chunks))
+    done = image.device.write(fd, where, pace)
     if done < whole:
-        _write(fd, image, pool, where, direct=direct, only=range(done, whole))
+        _write(fd, image, pool, where, pace, direct=direct, only=range(done, whole))
 
 
 def _write(
-    fd: int, image: Image, pool: native.Pool, where: Path, *, direct: bool, only: Sequence[int] | None = None
+    fd: int,
+    image: Image,
+    pool: native.Pool,
+    where: Path,
+    pace: Pace,
+    *,
+    direct: bool,
+    only: Sequence[int] | None = None,
 ) -> None:
+    pace.wait()
     write = native.FileWrite(
         pool,
         fd,
@@ -42,6 +68,10 @@ def _write(
         direct=direct,
         only=only,
     )
-    write.wait(None)
+    while not write.wait(_LOOK_SECONDS):
+        if not pace.free():
+            write.hold()
+            pace.wait()
+            write.go_on()
     if direct and write.fell_back:
         say_once(f"direct:{where}", "%s: plain writes instead of O_DIRECT: %s", where, write.fell_back)

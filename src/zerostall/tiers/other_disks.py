@@ -30,7 +30,7 @@ from zerostall.tiers.files import (
     write_by,
     write_whole,
 )
-from zerostall.tiers.image_writes import write_image
+from zerostall.tiers.image_writes import AT_ONCE, write_image
 from zerostall.tiers.modes import OWN
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from zerostall.core.manifest import RankFacts
-    from zerostall.tiers.contract import Image
+    from zerostall.tiers.contract import Image, Pace
 
 
 @dataclass(slots=True)
@@ -180,7 +180,7 @@ class OtherDisks:
         )
         return [lanes[number] for number in sorted(lanes)]
 
-    def put(self, image: Image) -> bool:
+    def put(self, image: Image, pace: Pace = AT_ONCE) -> bool:
         """Write an image to the disk that it was dealt to.
 
         False where that is the run's own, or has just failed: then it is left out for a while.
@@ -193,7 +193,7 @@ class OtherDisks:
         path = disk.folder / kept.folder(record.step) / name
         try:
             with storage_errors(path, f"step {record.step}", record.nbytes):
-                self._write(path, image)
+                self._write(path, image, pace)
         except StorageError as error:
             self._fail(disk, str(error.args[0]))
             return False
@@ -219,11 +219,11 @@ class OtherDisks:
             except OSError as error:
                 log.warning("%s: could not be swept and is left: %s", of_step, error.strerror)
 
-    def _write(self, path: Path, image: Image) -> None:
+    def _write(self, path: Path, image: Image, pace: Pace) -> None:
         make_folder(path.parent, self.modes)
         partial = path.with_name(names.partial_file(path.name, secrets.token_hex(4)))
         with contextlib.closing(native.Pool("disk-write", 4)) as pool:  # one disk that is slow holds up no other
-            write_by(partial, lambda fd: write_image(fd, image, pool, path, direct=self._direct), self.modes)
+            write_by(partial, lambda fd: write_image(fd, image, pool, path, direct=self._direct, pace=pace), self.modes)
         partial.replace(path)
         fsync_folder(path.parent)
 
