@@ -103,7 +103,7 @@ def google() -> Iterator[Google]:
 
 
 @pytest.fixture
-def agent_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def agent_environment(tmp_path_factory: pytest.TempPathFactory, forked_agents: None) -> Iterator[dict[str, str]]:
     """The environment of processes that share an agent of this test's own, which is ended afterwards."""
     folder = tmp_path_factory.mktemp("agent")
     environment = {**os.environ, "ZEROSTALL_RUNTIME_DIR": str(folder), "ZEROSTALL_AGENT_IDLE": "60"}
@@ -120,7 +120,7 @@ def forked_agents(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def own_agent(agent_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, forked_agents: None) -> Path:
+def own_agent(agent_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
     """This process uses an agent of the test's own; its runtime folder."""
     for name in ("ZEROSTALL_RUNTIME_DIR", "ZEROSTALL_AGENT_IDLE"):
         monkeypatch.setenv(name, agent_environment[name])

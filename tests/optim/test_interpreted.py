@@ -20,10 +20,10 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", ["test_adamw.py", "test_flips.py", "test_rosters.py", "test_sgd.py", "test_lion.py"])
-def test_kernels_on_the_cpu(name: str) -> None:
+def test_kernels_on_the_cpu() -> None:
+    names = ("test_adamw.py", "test_flips.py", "test_rosters.py", "test_sgd.py", "test_lion.py")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / name)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(str(HERE / name) for name in names)],
         cwd=HERE.parents[1],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
@@ -31,4 +31,4 @@ def test_kernels_on_the_cpu(name: str) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed is not None and int(passed[1]) >= 9
+    assert passed is not None and int(passed[1]) >= 60

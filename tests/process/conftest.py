@@ -77,7 +77,6 @@ def agents(
     tmp_path: Path,
     agent_environment: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
-    forked_agents: None,
 ) -> Iterator[Agents]:
     """Makes this process use the agent of a node; its runtime folder."""
     folders: list[Path] = []
