@@ -32,6 +32,7 @@ from zerostall.errors import (
 )
 from zerostall.flow.budget import Budget
 from zerostall.telemetry import log
+from zerostall.tiers.files import real
 from zerostall.tiers.urls import is_url
 from zerostall.wire import messages as m
 from zerostall.wire.channel import Channel, ClosedError, drop, peer
@@ -284,7 +285,7 @@ class Service:
             where, url = Path(text), ""
         if not where.is_absolute() or not 0 <= hello.rank < hello.world:
             raise FormatError(f"no rank {hello.rank} of {hello.world} at {hello.where!r}")
-        return where.resolve(), url
+        return real(where), url
 
     def _met(
         self, client: Client, run: Run, hello: m.Hello, error: ZerostallError | None, *, needed: bool = False

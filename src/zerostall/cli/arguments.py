@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from zerostall.tiers.files import real
 from zerostall.tiers.urls import is_url
 
 Where = Annotated[str, typer.Argument(help="the run's folder, or a URL such as s3://bucket/run", show_default=False)]
@@ -31,7 +31,7 @@ _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 def place(where: str) -> str:
     """What answers call a run: its URL, or its folder's whole path."""
-    return where if is_url(where) else str(Path(where).resolve())
+    return where if is_url(where) else str(real(where))
 
 
 def nbytes(text: str) -> int:

@@ -29,6 +29,7 @@ from zerostall.core import gds, vaults
 from zerostall.errors import ZerostallError
 from zerostall.flow import straight
 from zerostall.native.topology import topology
+from zerostall.tiers.files import real
 from zerostall.wire import messages as m
 from zerostall.wire import rendezvous
 
@@ -202,10 +203,10 @@ def _disk(where: Path) -> Iterator[Finding]:
     try:
         with tempfile.NamedTemporaryFile(dir=where, prefix=".zerostall-doctor-") as file:
             free = size(shutil.disk_usage(where).free)
-            yield Finding("disk", "yes", f"{where.resolve()} can be written, {free} free")
+            yield Finding("disk", "yes", f"{real(where)} can be written, {free} free")
             yield _direct(Path(file.name))
     except OSError as error:
-        yield Finding("disk", "no", f"{where.resolve()} cannot be written: {error.strerror}")
+        yield Finding("disk", "no", f"{real(where)} cannot be written: {error.strerror}")
 
 
 def _direct(path: Path) -> Finding:

@@ -35,13 +35,17 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """What `ls` finds. `set_aside`: steps that training went back before."""
+    """What `ls` finds.
+
+    `set_aside` are steps that training went back before, `links` those that are left out since they are links.
+    """
 
     where: str
     run: str | None
     name: str | None
     snapshots: tuple[Listed, ...]
     set_aside: tuple[int, ...]
+    links: tuple[int, ...]
 
 
 def ls(where: Where, json: Json = False) -> None:
@@ -50,6 +54,8 @@ def ls(where: Where, json: Json = False) -> None:
     if json:
         emit_json(listing)
         return
+    if listing.links:
+        say(f"left out, for they are links, which are not followed: {', '.join(map(str, listing.links))}", "yellow")
     if not listing.snapshots:
         say(f"nothing is saved in {listing.where}")
         return
@@ -81,11 +87,11 @@ def _listing(where: str) -> Listing:
     held = _held_here(where)
     try:
         found = catalog.snapshots(where)
-        facts, aside = inspection.run_facts(where), inspection.set_aside(where)
+        facts, aside, links = inspection.run_facts(where), inspection.set_aside(where), inspection.links(where)
     except SnapshotNotFoundError:
         if not held:
             raise
-        found, facts, aside = [], None, []  # the first step is still on its way to disk
+        found, facts, aside, links = [], None, [], []  # the first step is still on its way to disk
     home = _home(where)
     rows = {
         row.step: Listed(
@@ -105,7 +111,7 @@ def _listing(where: str) -> Listing:
         rows.setdefault(step, Listed(step, here.tiers, True, here.world, None, None, False, None, ""))
     ordered = tuple(rows[step] for step in sorted(rows))
     run, name = (facts.run, facts.name) if facts else (None, None)
-    return Listing(place(where), run, name, ordered, tuple(aside))
+    return Listing(place(where), run, name, ordered, tuple(aside), tuple(links))
 
 
 class _Held(msgspec.Struct, frozen=True):

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerostall import config, native
@@ -21,6 +20,7 @@ from zerostall.flow.image_reader import ImageReader
 from zerostall.flow.present import existing, listing, present
 from zerostall.flow.whole_difference import compare_wholes
 from zerostall.tiers.disk import DiskTier
+from zerostall.tiers.files import real
 from zerostall.tiers.remote import RemoteTier
 from zerostall.tiers.store import Store
 from zerostall.tiers.urls import is_url
@@ -162,9 +162,11 @@ def opened_run(where: str | os.PathLike[str]) -> Iterator[RunTier]:
                 raise SnapshotNotFoundError(f"{remote.where} holds no run")
             yield remote
         return
-    path = Path(text).resolve()
+    path = real(text)
     if not path.is_dir():
         problem = "is a file, not a run's folder" if path.exists() else "does not exist"
+        if path.is_symlink():  # still: it leads back to itself
+            problem = "is a link that leads nowhere"
         raise SnapshotNotFoundError(f"{path} {problem}")
     pool = native.Pool("catalog", 1)
     try:

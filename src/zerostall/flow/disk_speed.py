@@ -23,7 +23,7 @@ from zerostall.core.layout import CHUNK
 from zerostall.core.neighbours import Share
 from zerostall.errors import CorruptError
 from zerostall.flow import bare_disk
-from zerostall.tiers.files import free_bytes, no_room, storage_errors
+from zerostall.tiers.files import free_bytes, no_room, real, storage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +93,7 @@ def measure(where: Path, nbytes: int, *, rounds: int = 9, threads: int = 2) -> D
     write, read = way_of("write"), way_of("read")
     assert write is not None and read is not None
     return DiskSpeed(
-        folder=str(where.resolve()),
+        folder=str(real(where)),
         nbytes=nbytes,
         rounds=rounds,
         threads=threads,

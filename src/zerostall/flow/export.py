@@ -26,6 +26,7 @@ from zerostall.flow.new_folder import new_folder
 from zerostall.flow.pour import Place, pour
 from zerostall.flow.readable import Cast, Plain
 from zerostall.flow.whole_step import once
+from zerostall.tiers.files import real
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -153,8 +154,8 @@ def export_huggingface(
 
 def refuse_inside(step: WholeStep, out: Path) -> None:
     """ValueError where `out` lies in the run's folder, whose files are not for writing over."""
-    there = out.resolve()
-    if isinstance(step.where, Path) and step.where.resolve() in (there, *there.parents):
+    there = real(out)
+    if isinstance(step.where, Path) and real(step.where) in (there, *there.parents):
         raise ValueError(f"{out} lies in the run's own folder: export to somewhere else")
 
 

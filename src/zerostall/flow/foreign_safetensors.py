@@ -16,7 +16,7 @@ from zerostall.flow.export import DTYPES_KEY, INDEX
 from zerostall.flow.image_reader import read_header
 from zerostall.flow.readable import OpenFile
 from zerostall.flow.torch_archive import Loose
-from zerostall.tiers.files import opened, read_file
+from zerostall.tiers.files import opened, read_file, real
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -47,7 +47,7 @@ def read_safetensors(path: Path, stack: ExitStack) -> dict[str, Loose]:
         FormatError: it is none, or damaged; names it.
         FileNotFoundError: there is none.
     """
-    path = path.resolve()  # caches of downloads consist of links
+    path = real(path)  # caches of downloads consist of links
     fd = stack.enter_context(opened(path))
     raw, size = read_header(fd, path)
     header = _decoded(raw, size, path)
@@ -74,7 +74,7 @@ def read_huggingface(index: Path, stack: ExitStack) -> dict[str, Loose]:
         FormatError: a file is damaged, is missing, or would lie outside of the folder.
     """
     try:
-        shards = _INDEX.decode(read_file(index.resolve(), _MAX_INDEX)).weight_map
+        shards = _INDEX.decode(read_file(real(index), _MAX_INDEX)).weight_map
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise FormatError(f"{index} is no index of shards: {clip(error)}") from None
     files: dict[str, dict[str, Loose]] = {}

@@ -12,7 +12,7 @@ from zerostall.errors import CapabilityError, FormatError
 from zerostall.flow.foreign_safetensors import read_safetensors
 from zerostall.flow.readable import OpenFile
 from zerostall.flow.torch_archive import MAGIC, read_archive
-from zerostall.tiers.files import opened, read_file
+from zerostall.tiers.files import opened, read_file, real
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -24,7 +24,7 @@ _MAX_JSON = 1 << 26
 
 def is_archive(path: Path) -> bool:
     """Whether a file begins as those that torch.save writes since release 1.6."""
-    with opened(path.resolve()) as fd:
+    with opened(real(path)) as fd:
         head = bytearray(4)
         file = OpenFile(fd, path)
         if file.nbytes < len(head):
@@ -40,7 +40,7 @@ def read_torch(path: Path, stack: ExitStack) -> object:
         FormatError: it is none, is damaged, or would need code of its own to be read; names it.
         FileNotFoundError: there is none.
     """
-    path = path.resolve()
+    path = real(path)
     file = OpenFile(stack.enter_context(opened(path)), path)
     return read_archive(file, 0, file.nbytes, str(path))
 
@@ -84,6 +84,6 @@ def _item(path: Path, stack: ExitStack) -> object:
     if path.suffix == ".pt":
         return read_torch(path, stack)
     try:
-        return msgspec.json.decode(read_file(path.resolve(), _MAX_JSON))
+        return msgspec.json.decode(read_file(real(path), _MAX_JSON))
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise FormatError(f"{path} is damaged: {clip(error)}") from None

@@ -11,7 +11,6 @@ import os
 import time
 import uuid
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from zerostall import config, native
@@ -32,12 +31,13 @@ from zerostall.flow.pour import Place, chunk_sums, pour
 from zerostall.flow.readable import Plain
 from zerostall.tiers.contract import Image
 from zerostall.tiers.disk import DiskTier
-from zerostall.tiers.files import storage_errors
+from zerostall.tiers.files import real, storage_errors
 from zerostall.tiers.host import stride_of
 from zerostall.tiers.urls import is_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from zerostall.core.exchange import ImportFormat, ImportOptions
     from zerostall.core.values import Document
@@ -280,7 +280,7 @@ def _opened(where: str | os.PathLike[str]) -> Iterator[tuple[RunTier, native.Poo
             stack.callback(pool.close)
             yield remote, pool
             return
-        folder = Path(text).resolve()
+        folder = real(text)
         with storage_errors(folder, "the run's folder", 0):
             folder.mkdir(parents=True, exist_ok=True)
             stack.callback(FolderLock(folder).close)

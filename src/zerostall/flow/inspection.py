@@ -10,6 +10,7 @@ from zerostall.core.contents import Content, contents
 from zerostall.errors import FormatError, StorageError
 from zerostall.flow.catalog import opened_run
 from zerostall.flow.present import read_step
+from zerostall.tiers.disk import DiskTier
 
 if TYPE_CHECKING:
     import os
@@ -66,6 +67,12 @@ def run_facts(where: str | os.PathLike[str]) -> RunFacts | None:
             return run.run_facts()
         except (FormatError, StorageError):
             return None
+
+
+def links(where: str | os.PathLike[str]) -> list[int]:
+    """Steps that are left out, for their folders are links."""
+    with opened_run(where) as run:
+        return run.links() if isinstance(run, DiskTier) else []
 
 
 def set_aside(where: str | os.PathLike[str]) -> list[int]:

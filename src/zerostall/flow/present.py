@@ -6,6 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, TypeVar
 
 from zerostall.errors import FormatError, SnapshotNotFoundError, StorageError
+from zerostall.tiers.disk import DiskTier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,6 +22,11 @@ def existing(run: RunTier, step: int) -> int:
     """The step itself. SnapshotNotFoundError where it is not committed; names those that are."""
     steps = run.steps()
     if step not in steps:
+        if isinstance(run, DiskTier) and step in run.links():
+            raise SnapshotNotFoundError(
+                f"no step {step} in {run.where}: it is a link, and links are not followed",
+                hint="move its folder back; docs/disks.md says how a run lies on several disks",
+            )
         known = f"steps there: {listing(steps)}" if steps else "no step is there"
         raise SnapshotNotFoundError(f"no step {step} in {run.where}; {known}")
     return step

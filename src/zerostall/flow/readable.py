@@ -11,7 +11,7 @@ from zerostall.core.dtypes import DTYPES
 from zerostall.core.mosaic import Mosaic, Tile
 from zerostall.errors import CorruptError
 from zerostall.flow.image_reader import buffer
-from zerostall.tiers.files import opened, read_exactly
+from zerostall.tiers.files import opened, read_exactly, real
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -71,7 +71,7 @@ class FileOnDemand:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path.resolve()
+        self._path = real(path)
         try:
             self.nbytes = self._path.stat().st_size
         except FileNotFoundError:

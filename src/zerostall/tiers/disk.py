@@ -140,6 +140,10 @@ class DiskTier:
     def steps(self) -> list[int]:
         return self._files.steps()
 
+    def links(self) -> list[int]:
+        """Steps that are left out, for their folders are links."""
+        return self._files.links()
+
     def manifest(self, step: int) -> Manifest:
         return self._files.manifest(step)
 

@@ -10,6 +10,7 @@ import shutil
 import stat
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from zerostall.core import steps as names
@@ -19,7 +20,6 @@ from zerostall.tiers.modes import OWN, Modes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 _Written = TypeVar("_Written")
 _MAX_JSON = 1 << 30  # a record or layout over this is not ours
@@ -59,6 +59,14 @@ def no_room(path: Path, what: str, needed: int, number: int = errno.ENOSPC) -> S
         hint="free some space, or keep fewer steps; the next save tries again",
     )
     return _named(error, path)
+
+
+def real(path: str | os.PathLike[str]) -> Path:
+    """The whole path without links, as far as it exists.
+
+    Links that lead round in a circle stay: whoever opens the path is told so (`Path.resolve` raises RuntimeError).
+    """
+    return Path(os.path.realpath(path))
 
 
 def free_bytes(path: Path) -> int:

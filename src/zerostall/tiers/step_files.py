@@ -58,6 +58,15 @@ class StepFiles:
         except FileNotFoundError:
             return []
 
+    def links(self) -> list[int]:
+        """Steps whose folder is a link: they are not looked at, and nobody finds that out by looking."""
+        try:
+            with os.scandir(self.where) as entries:
+                found = [names.parse_step(entry.name) for entry in entries if entry.is_symlink()]
+        except FileNotFoundError:
+            return []
+        return sorted(step for step in found if step is not None)
+
     def manifest(self, step: int) -> Manifest:
         path = self.folder(step) / names.MANIFEST
         try:

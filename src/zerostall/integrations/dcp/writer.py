@@ -31,7 +31,7 @@ from zerostall.integrations.dcp.place import names_a_step, place_of
 from zerostall.integrations.dcp.stager import Stager
 from zerostall.tiers.contract import Image
 from zerostall.tiers.disk import DiskTier
-from zerostall.tiers.files import make_folder, storage_errors
+from zerostall.tiers.files import make_folder, real, storage_errors
 from zerostall.trainer.exchange.rank_image import RankImage, copy_pool
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class Writer(StorageWriter):
         if where is None or step is None:
             raise ValueError("say where and which step: Writer('runs/gpt', step=100), or checkpoint_id='runs/gpt/100'")
         names.step_folder(step)  # ValueError for what is no step
-        return where.resolve(), step
+        return real(where), step
 
     def _for_writing(self, where: Path) -> DiskTier:
         """The folder, for its one writer: this process, until the step is committed."""

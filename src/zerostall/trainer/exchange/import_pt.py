@@ -19,7 +19,7 @@ from zerostall.flow.forest import Forest
 from zerostall.flow.importing import Imported, chosen_entry, store_tensors
 from zerostall.flow.readable import Plain
 from zerostall.flow.torch_archive import Loose
-from zerostall.tiers.files import opened
+from zerostall.tiers.files import opened, real
 from zerostall.trainer.exchange.casting import convert
 from zerostall.trainer.state.tensors import DTYPE_NAMES
 
@@ -70,7 +70,7 @@ class _Leaves:
 
 def _loaded(path: Path) -> object:
     try:
-        with opened(path.resolve()) as fd, os.fdopen(os.dup(fd), "rb") as file, warnings.catch_warnings():
+        with opened(real(path)) as fd, os.fdopen(os.dup(fd), "rb") as file, warnings.catch_warnings():
             # What is sparse is refused further on; what torch says of its cost helps nobody.
             warnings.filterwarnings("ignore", message="Validating sparse tensor")
             return torch.load(file, map_location="cpu", weights_only=True)
