@@ -11,9 +11,9 @@ from zerostall.core.replicas import next_stored, next_wanted, unneeded
 images = st.frozensets(st.builds(Past, st.integers(0, 6), st.sampled_from([1.0, 2.0])), max_size=5)
 
 
-@given(images, images)
-def test_what_goes_and_what_stays(here: frozenset[Past], home: frozenset[Past]) -> None:
-    gone = unneeded(here, home)
+@given(images, images, images)
+def test_what_goes_and_what_stays(here: frozenset[Past], home: frozenset[Past], clean: frozenset[Past]) -> None:
+    gone = unneeded(here, home, clean)
     stays = here - gone
     assert not gone & home
     if not home:
@@ -26,7 +26,9 @@ def test_what_goes_and_what_stays(here: frozenset[Past], home: frozenset[Past]) 
     }
     if usable:
         assert max(past.step for past in usable) in {past.step for past in stays}
-    assert not unneeded(stays, home)
+    if usable & clean:
+        assert max(past.step for past in usable & clean) in {past.step for past in stays & clean}
+    assert not unneeded(stays, home, clean)
 
 
 @given(images, images)

@@ -120,8 +120,12 @@ class GuestDisk:
                 return
             lodging = self._lodgings[image] = Lodging(self._images(image))
         lodging.offer = offer
-        self._drop(lodging, unneeded(set(lodging.stored), set(offer.images)) | set(offer.gone))
+        self._drop_unneeded(lodging, offer)
         self.look(image)
+
+    def _drop_unneeded(self, lodging: Lodging, offer: p.Offer) -> None:
+        stored = set(lodging.stored)  # all of clean steps
+        self._drop(lodging, unneeded(stored, set(offer.images), stored) | set(offer.gone))
 
     def look(self, image: ImageId) -> None:
         """Write what is to be written of that rank now."""
@@ -201,7 +205,7 @@ class GuestDisk:
         seconds = time.monotonic() - lodging.wrote_at
         log.info("step %d of rank %d of run %s is on disk, too, %.3f s", past.step, image.rank, image.run, seconds)
         if lodging.offer is not None:
-            self._drop(lodging, unneeded(set(lodging.stored), set(lodging.offer.images)) | set(lodging.offer.gone))
+            self._drop_unneeded(lodging, lodging.offer)
         self.look(image)
 
     def drop(self, replica: Replica) -> None:

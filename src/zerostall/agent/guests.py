@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from zerostall.agent.berth import Berth
 from zerostall.agent.notes import copy_note, damage_notes
 from zerostall.agent.wish import Wish
-from zerostall.core.candidates import Past
-from zerostall.core.replicas import unneeded
+from zerostall.core.replicas import kept, unneeded
 from zerostall.telemetry import log
 from zerostall.wire import cluster as w
 
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from zerostall import native
+    from zerostall.core.candidates import Past
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import Record
     from zerostall.core.placement import ImageId
@@ -31,10 +31,17 @@ UNWANTED_SECONDS = 60.0
 
 @dataclass(slots=True)
 class Guest:
-    """A rank that trains elsewhere: its memory here, and what the manager calls each image's attempt."""
+    """A rank that trains elsewhere: its memory here, and what the manager calls each image's attempt.
+
+    Attributes:
+        home: what its home has.
+        clean: which of its images here are of clean steps, as far as its home has said so.
+    """
 
     berth: Berth
     world: int
+    home: frozenset[Past] = frozenset()
+    clean: frozenset[Past] = frozenset()
     attempts: dict[int, str] = field(default_factory=dict)
     wanted: bool = True
     unwanted_since: float = 0.0
@@ -71,13 +78,7 @@ class Guests:
     def images(self, image: ImageId) -> set[Past]:
         """What is here of a rank."""
         guest = self._guests.get(image)
-        if guest is None:
-            return set()
-        return {
-            Past(slot.step, tier.record_of(slot.step).created)
-            for tier in guest.berth.tiers()
-            for slot in tier.slots.sealed()
-        }
+        return guest.berth.sealed() if guest is not None else set()
 
     def berths(self) -> Iterator[tuple[ImageId, Berth]]:
         """The memory of each."""
@@ -92,7 +93,8 @@ class Guests:
         return guest.attempts.get(step, "") if guest else ""
 
     def reserve(self, image: ImageId, world: int, layout: Layout) -> Place | None:
-        """Memory for an image that is coming; None while none can be had without losing the newest.
+        """Memory for an image that is coming; None while none can be had without losing the newest, or the newest that
+        is clean.
 
         Raises:
             CapacityError: the replica budget is too small.
@@ -105,7 +107,13 @@ class Guests:
         tier = guest.berth.lease(layout, SLOTS)
         if (taken := tier.slots.granted()) is not None:
             tier.slots.discard(taken.index)  # one image at a time: what was coming before came to nothing
-        grant = tier.slots.grant()
+        here = guest.berth.sealed()
+        keep = kept(here, guest.clean)
+        grant = tier.slots.grant(keep)
+        if grant.index is None and keep:
+            # What became of them nobody will say any more; one that is known to be clean is worth more.
+            guest.berth.forget(here - guest.clean - guest.home)
+            grant = tier.slots.grant(keep)
         return None if grant.index is None else Place(image, tier, grant.index)
 
     def seal(self, place: Place, record: Record, attempt: str) -> None:
@@ -115,7 +123,11 @@ class Guests:
             return  # nobody wanted it any more
         guest.berth.seal(place.slot, record, Wish())
         guest.attempts[record.step] = attempt
-        guest.berth.drop_older()
+        self._give_back(guest)
+
+    def _give_back(self, guest: Guest) -> None:
+        """Memory of layouts of before goes once what counts is in that of now."""
+        guest.berth.drop_older(kept(guest.berth.sealed(), guest.clean))
 
     def discard(self, place: Place) -> None:
         """The image did not come."""
@@ -124,13 +136,23 @@ class Guests:
             guest.berth.take_back_grant()
 
     def offered(
-        self, image: ImageId, there: Iterable[Past], gone: Iterable[Past], where: str = "", name: str = ""
+        self,
+        image: ImageId,
+        there: Iterable[Past],
+        gone: Iterable[Past],
+        clean: Iterable[Past] = (),
+        where: str = "",
+        name: str = "",
     ) -> None:
-        """The rank's home says what it has: drop what it has gone back from and what newer images replace."""
+        """The rank's home says what it has: drop what it has gone back from and what newer clean images replace."""
         self._told[image] = where, name
         guest = self._guests.get(image)
         if guest is not None:
-            guest.berth.forget(unneeded(self.images(image), set(there)) | set(gone))
+            here = guest.berth.sealed()
+            guest.home = frozenset(there)
+            guest.clean = frozenset(here.intersection(guest.clean.union(clean)))
+            guest.berth.forget(unneeded(here, guest.home, guest.clean) | set(gone))
+            self._give_back(guest)
 
     def forget(self, image: ImageId, step: int, attempt: str) -> None:
         """The step is dirty."""

@@ -25,7 +25,7 @@ from zerostall.agent.transports import meter_of, open_transport
 from zerostall.core.candidates import Past
 from zerostall.core.placement import ImageId
 from zerostall.core.replicas import next_wanted
-from zerostall.errors import CapacityError, ZerostallError
+from zerostall.errors import AgentError, CapacityError, ZerostallError
 from zerostall.flow.budget import Budget
 from zerostall.telemetry import log, say_once
 from zerostall.wire import peers as p
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 PULLERS = 2
 _LOOK_SECONDS = 0.5
 _GONE_TOLD = 8
+_SETTLED_TOLD = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class Replication:
         self._planned: set[ImageId] = set()
         self._offered: dict[ImageId, set[Past]] = {}
         self._gone: dict[ImageId, deque[Past]] = {}
+        self._settled: dict[ImageId, deque[p.Settled]] = {}
         self._homes: dict[ImageId, str] = {}
         self._wants: dict[ImageId, Want] = {}
         self._busy: set[ImageId] = set()
@@ -176,6 +178,9 @@ class Replication:
                 gone.extend(sorted(past for past in self._offered.get(image, set()) - sealed if past > newest))
                 self._offered[image] = sealed
                 told = tuple(past for past in gone if past not in sealed)
+                # A partner may have what made room here before it was told that it is clean.
+                settled = self._settled.setdefault(image, deque(maxlen=_SETTLED_TOLD))
+                settled.extend(one for one in _settled(berth) if one not in settled)
                 offer = p.Offer(
                     image.run,
                     rank,
@@ -183,7 +188,7 @@ class Replication:
                     self.door.address,
                     tuple(sorted(sealed)),
                     told,
-                    settled=tuple(_settled(berth)),
+                    settled=tuple(one for one in settled if Past(one.step, one.created) not in told),
                     every=None if run.url else run.trickle.interval,
                     where=plain(str(run.where))[-1000:],
                     name=run.folder.facts.name,
@@ -197,7 +202,8 @@ class Replication:
         self._homes[image] = offer.address
 
         def look() -> Past | None:
-            self.guests.offered(image, there, offer.gone, offer.where, offer.name)
+            clean = [Past(one.step, one.created) for one in offer.settled]
+            self.guests.offered(image, there, offer.gone, clean, offer.where, offer.name)
             if self.guest_disk is not None:
                 self.guest_disk.heard(image, offer)
             return next_wanted(self.guests.images(image), there)
@@ -251,7 +257,9 @@ class Replication:
         def room(layout: Layout, record: Record) -> Callable[[int, int], memoryview]:
             place = on_loop(self._post, lambda: self.guests.reserve(want.image, record.world, layout))
             if place is None:
-                raise CapacityError(f"both slots of rank {want.image.rank} are being read")
+                raise AgentError(
+                    f"both slots of rank {want.image.rank} are read, or hold what counts until there is news"
+                )
             places.append(place)
             return place.view
 

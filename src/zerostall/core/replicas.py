@@ -10,20 +10,28 @@ if TYPE_CHECKING:
     from zerostall.core.candidates import Past
 
 
-def unneeded(here: Set[Past], home: Set[Past]) -> frozenset[Past]:
+def unneeded(here: Set[Past], home: Set[Past], clean: Set[Past]) -> frozenset[Past]:
     """Which images kept here may go, given what the rank's home has now.
 
     An image that the home does not have goes when it is newer than all that the home has (the run went back before
     it), of a number that the home has in another make (that one counts), or when a newer one of the home's is here
-    (it made room). Any other stays: until a newer one is whole here, it is the best there is. A home that has nothing
-    says nothing.
+    that is of a clean step (it made room). Any other stays: until a newer one is whole here, and all ranks have its
+    step, it is the best there is. A home that has nothing says nothing.
+
+    Args:
+        clean: images of steps that are known to be clean.
     """
     if not home:
         return frozenset()
     newest = max(past.step for past in home)
     numbers = {past.step for past in home}
-    followed = max((past.step for past in here & home), default=-1)
+    followed = max((past.step for past in here & home & clean), default=-1)
     return frozenset(past for past in here - home if past.step > newest or past.step in numbers or past.step < followed)
+
+
+def kept(here: Set[Past], clean: Set[Past]) -> frozenset[int]:
+    """Steps that no newer image may take the place of: the newest that is known to be clean."""
+    return frozenset(past.step for past in sorted(here & clean)[-1:])
 
 
 def next_stored(
