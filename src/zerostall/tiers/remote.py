@@ -8,38 +8,32 @@ the condition that there is none, or that it is still the one that was read. Ord
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import Executor, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from zerostall import native
-from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
 from zerostall.core.candidates import Past
 from zerostall.core.retention import StepFacts
-from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, StepExistsError, StorageError
-from zerostall.telemetry import log, say_once
+from zerostall.errors import FormatError, SnapshotNotFoundError, StepExistsError, StorageError
+from zerostall.telemetry import log
 from zerostall.tiers import kept, readings
 from zerostall.tiers.contract import Image, ImageBytes, Stored
 from zerostall.tiers.image_bytes import MemoryBytes, ObjectBytes
-from zerostall.tiers.uploads import Gate, PlainUploads, S3Uploads, Uploads
+from zerostall.tiers.remote_images import RemoteImages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from concurrent.futures import Executor
 
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import Manifest, RankFacts, RunFacts
     from zerostall.tiers.store import Found, Store
+    from zerostall.tiers.uploads import Gate
 
 STALE_SECONDS = 24 * 3600.0
 """What no manifest names and nobody has touched for that long is left over. (Stores refuse requests from machines whose
 clock is off by more than a quarter of an hour, so the two clocks agree well enough.)"""
-
-
-_In = TypeVar("_In")
-_Out = TypeVar("_Out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +59,7 @@ class RemoteTier:
         self.store = store
         self.where = store.url
         self._hands = hands
-        self._gate = gate
-        self._layouts: dict[str, Layout] = {}
-        self._written: set[str] = set()
-        from zerostall.tiers.s3 import S3, why_not  # with HTTP and TLS, which an agent without a store need not import
-
-        reason = why_not(store)
-        if reason:
-            say_once(
-                f"uploads:{store.url}",
-                "%s: uploads go through obstore (%s): one that breaks off begins anew",
-                store.url,
-                reason,
-            )
-        self._uploads: Uploads = PlainUploads(store) if reason else S3Uploads(store, S3(store), hands)
+        self._images = RemoteImages(store, hands, gate)
 
     # -------------------------------------------------------------------------------------------------- verbs
 
@@ -114,7 +95,7 @@ class RemoteTier:
         if pin:
             self.store.put(self._name(manifest.step, names.PINNED), b"")
         if there is not None and there.manifest is not None:
-            self._discard(there.manifest, keep=kept.objects_of(manifest))
+            self._images.discard(there.manifest, keep=kept.objects_of(manifest))
 
     def steps(self) -> list[int]:
         return self._committed("step-", names.parse_step)
@@ -130,36 +111,12 @@ class RemoteTier:
     def open(self, step: int, rank: int) -> Stored:
         manifest = self.manifest(step)
         readings.facts_of(manifest, rank, self.where)
-        name, found = self._read_record(manifest, rank)
-        return readings.stored_of(manifest, found.data, self.store.address(name), self._layout)
+        name, found = self._images.record(manifest, rank)
+        return readings.stored_of(manifest, found.data, self.store.address(name), self._images.layout)
 
     def get(self, step: int, rank: int, address: int, *, chunks: Sequence[int] | None = None) -> Stored:
         stored = self.open(step, rank)
-        record = stored.record
-        name = self.image_name(step, rank)
-        target = MemoryBytes(Image(stored.layout, record, address))
-
-        def bring(index: int) -> bool:
-            start = index * record.chunk_bytes
-            view = target.view(start, min(record.chunk_bytes, record.nbytes - start))
-            for _ in range(2):  # what broke on the way is right the second time
-                self._gate(len(view))
-                self.store.read_range(name, start, view)
-                if native.crc32c(view) == record.checksums[index]:
-                    return True
-            return False
-
-        try:
-            wanted = range(len(record.checksums)) if chunks is None else chunks
-            whole = self._each(bring, wanted)
-        except FileNotFoundError:
-            raise CorruptError(f"{self.store.address(name)} is missing") from None
-        bad = [index for index, right in zip(wanted, whole, strict=True) if not right]
-        if bad:
-            raise CorruptError(
-                f"{self.store.address(name)}: {len(bad)} of {len(whole)} chunks fail their checksum, "
-                f"first chunk {bad[0]}"
-            )
+        self._images.get(self.image_name(step, rank), stored, address, chunks)
         return stored
 
     def evict(self, step: int) -> None:
@@ -170,7 +127,7 @@ class RemoteTier:
                 return
             self.store.delete([self._name(step, names.PINNED), self._name(step, names.MANIFEST)])
             if there.manifest is not None:
-                self._discard(there.manifest, keep=self._named_by(names.rewound_folder(step)))
+                self._images.discard(there.manifest, keep=self._named_by(names.rewound_folder(step)))
         except StorageError as error:
             log.warning("%s: step %d could not be removed: %s", self.where, step, error)
 
@@ -196,49 +153,22 @@ class RemoteTier:
 
     def carry(self, stored: Stored, source: ImageBytes) -> int:
         """`put`, from wherever the bytes are. Returns how many had to be sent."""
-        record = stored.record
-        self._write_layout(stored.layout)
-        data = manifests.encode_record(record)
-        digest = manifests.facts(record, data).record
-        folder = kept.folder(record.step)
-        image = f"{folder}/{names.kept_image(record.rank, digest)}"
-        sent = 0
-        if self.store.size(image) != record.nbytes:
-            sent = self._uploads.upload(image, source, record, self._gate)
-        self.store.put(f"{folder}/{names.kept_record(record.rank, digest)}", data)
-        return sent
+        return self._images.carry(stored, source)
 
     def abandon(self, step: int) -> None:
         """Forget what was `put` of a step that is not to be committed any more. Never raises."""
         try:
-            self._uploads.forget(f"{kept.folder(step)}/", older=0.0)
             keep = self._named_by(names.step_folder(step)) | self._named_by(names.rewound_folder(step))
-            there = self.store.objects(kept.folder(step))
-            self.store.delete(f"{kept.folder(step)}/{name}" for name in there if name not in keep)
+            self._images.abandon(step, keep)
         except (StorageError, FormatError) as error:
             log.warning("%s: what was sent of step %d is left for now: %s", self.where, step, error)
 
     def layout(self, facts: RankFacts) -> Layout:
-        return self._layout(facts.layout, facts.begins)
-
-    def _layout(self, digest: str, begins: Sequence[int]) -> Layout:
-        if digest not in self._layouts:
-            name = f"{names.LAYOUTS}/{names.layout_file(digest)}"
-            try:
-                data = self.store.read(name).data
-            except FileNotFoundError:
-                raise CorruptError(f"{self.store.address(name)} is missing") from None
-            layout = layouts.decode(data, begins, source=self.store.address(name))
-            if layout.digest != digest:
-                raise CorruptError(f"{self.store.address(name)} holds another layout than its name says")
-            self._layouts[digest] = layout
-        return layouts.moved(self._layouts[digest], begins)
+        return self._images.layout(facts.layout, facts.begins)
 
     def image_name(self, step: int, rank: int) -> str:
         """The object that holds a rank's image of a committed step."""
-        name = kept.folder(step) + "/" + names.kept_image(rank, self.manifest(step).ranks[rank].record)
-        beside = self._name(step, names.image_file(rank))  # where a folder that was copied here has it
-        return beside if self.store.size(name) is None and self.store.size(beside) is not None else name
+        return self._images.name(self.manifest(step), rank)
 
     def pin(self, step: int, pinned: bool = True) -> None:
         """Mark a committed step so that retention never evicts it (or no longer)."""
@@ -270,7 +200,7 @@ class RemoteTier:
     def created_of(self, steps: Iterable[int]) -> dict[int, float]:
         """`created` of many steps, several requests at once."""
         asked = list(steps)
-        return dict(zip(asked, self._each(self.created, asked), strict=True))
+        return dict(zip(asked, self._images.each(self.created, asked), strict=True))
 
     def look(self, steps: Iterable[int]) -> list[tuple[int, Manifest | None, str]]:
         """The manifests of many steps, several requests at once; None for one that is damaged, and why.
@@ -286,7 +216,7 @@ class RemoteTier:
             except FormatError as error:
                 return step, None, str(error.args[0])
 
-        return [found for found in self._each(one, steps) if found is not None]
+        return [found for found in self._images.each(one, steps) if found is not None]
 
     def set_aside(self, past: Iterable[Past]) -> list[int]:
         """Give these very steps another name so that they count no longer; their images stay where they are."""
@@ -322,28 +252,16 @@ class RemoteTier:
 
         Younger ones may belong to a writer that lives.
         """
-        cleared = self._uploads.forget(f"{names.IMAGES}/", older=older)
         folders = self.store.folders()
         counted = {names.parse_step(folder) for folder in folders} | {names.parse_rewound(folder) for folder in folders}
-        for folder in self.store.folders(names.IMAGES):
-            step = names.parse_step(folder)
-            if step is None or step in counted:
-                continue
-            below = f"{names.IMAGES}/{folder}"
-            old = [
-                f"{below}/{name}"
-                for name, one in self.store.objects(below).items()
-                if names.parse_kept(name) is not None and time.time() - one.modified >= older
-            ]
-            self.store.delete(old)
-            cleared += old
+        cleared = self._images.clear(counted, older)
         if cleared:
             log.info("%s: removed what unfinished uploads had left: %s", self.where, ", ".join(sorted(cleared)))
         return cleared
 
     def close(self) -> None:
         """Let go of connections."""
-        self._uploads.close()
+        self._images.close()
 
     # ------------------------------------------------------------------------------------------------ internals
 
@@ -355,12 +273,6 @@ class RemoteTier:
 
     def _name(self, step: int, file: str) -> str:
         return f"{names.step_folder(step)}/{file}"
-
-    def _write_layout(self, layout: Layout) -> None:
-        if layout.digest not in self._written:
-            self.store.put(f"{names.LAYOUTS}/{names.layout_file(layout.digest)}", layouts.encode(layout))
-            self._written.add(layout.digest)
-        self._layouts[layout.digest] = layout
 
     def _there(self, folder: str) -> _There | None:
         """What is committed in a step's folder."""
@@ -374,15 +286,6 @@ class RemoteTier:
         except FormatError:
             return _There(None, found)
 
-    def _read_record(self, manifest: Manifest, rank: int) -> tuple[str, Found]:
-        usual = kept.folder(manifest.step) + "/" + names.kept_record(rank, manifest.ranks[rank].record)
-        for name in (usual, self._name(manifest.step, names.record_file(rank))):
-            try:
-                return name, self.store.read(name)
-            except FileNotFoundError:
-                continue
-        raise CorruptError(f"{self.store.address(usual)} is missing")
-
     def _is_ours(self, name: str, data: bytes) -> bool:
         """Did a write that was refused as second get there the first time, when its answer was lost?"""
         try:
@@ -393,20 +296,3 @@ class RemoteTier:
     def _named_by(self, folder: str) -> set[str]:
         there = self._there(folder)
         return kept.objects_of(there.manifest) if there is not None and there.manifest is not None else set()
-
-    def _discard(self, manifest: Manifest, keep: set[str]) -> None:
-        below = kept.folder(manifest.step)
-        self.store.delete(f"{below}/{name}" for name in sorted(kept.objects_of(manifest) - keep))
-        if not keep:  # where a folder that was copied here has them
-            for file in (names.image_file, names.record_file):
-                self.store.delete(self._name(manifest.step, file(rank.rank)) for rank in manifest.ranks)
-
-    def _each(self, do: Callable[[_In], _Out], over: Iterable[_In]) -> list[_Out]:
-        """`do` to each, some at once, in order; the first error is raised when all that was begun has ended."""
-        futures = [self._hands.submit(do, one) for one in over]
-        try:
-            return [future.result() for future in futures]
-        finally:
-            for future in futures:
-                future.cancel()
-            wait(futures)
