@@ -14,6 +14,7 @@ from stores.google import Google
 from stores.seaweed import Seaweed
 from stores.server import Server
 from zerostall import native
+from zerostall.core.retention import StepFacts
 from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, StepExistsError
 from zerostall.tiers.contract import Tier
 from zerostall.tiers.disk import DiskTier
@@ -97,6 +98,8 @@ def test_a_step_is_there_when_its_manifest_is(tier: Tier, layout) -> None:
     tier.commit(manifest)
     assert tier.steps() == [7]
     assert tier.manifest(7) == manifest
+    if not isinstance(tier, HostTier):
+        assert tier.facts([7, 8]) == {7: StepFacts.of(manifest)}  # type: ignore[attr-defined]
     stored = tier.open(7, 0)
     assert (stored.layout, stored.record.checksums) == (layout, made.record.checksums)
     assert get(tier, 7, layout) == made.bytes

@@ -88,6 +88,8 @@ def test_how_long_counts_from_the_newest_step():
     assert retention.decide(steps, Keep(last=3, within=0.0)).evict == (1,)
     kept = retention.decide(steps, Keep(last=1, within="1d"))
     assert kept.reasons[2] == "saved within 1d of the newest" and "within=1d" in kept.reasons[1]
+    for seconds, text in ((86400.0, "1d"), (7200, "2h"), (90.0, "90s"), (120, "2m"), ("36h", "36h"), (0.5, "0.5s")):
+        assert f"within={text}" in Keep(within=seconds).words()
     unknown = [StepFacts(1), StepFacts(2, created=1e9)]
     assert retention.decide(unknown, Keep(last=1, within="1d")).evict == (1,)
     for odd in ("a while", -1.0, float("nan"), float("inf")):

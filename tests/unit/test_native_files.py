@@ -94,6 +94,26 @@ def test_an_image_is_written_at_a_pace(
     assert often == 0.0 or asked == ["wait"]
 
 
+@pytest.mark.parametrize("done", [0, 1, 3])
+@pytest.mark.parametrize("rest", [0, 5])
+def test_what_a_device_has_not_written_comes_from_memory(pool: Pool, tmp_path: Path, done: int, rest: int) -> None:
+    image = image_of(3 * CHUNK + rest)
+    segment = segment_with(image)
+    segment.view(0, done * CHUNK)[:] = b"?" * (done * CHUNK)  # would be found if it were read
+    path = tmp_path / "image"
+
+    def write(fd: int, where: Path, pace: object) -> int:
+        assert os.fstat(fd).st_size == len(image)
+        os.pwrite(fd, image[: done * CHUNK], 0)
+        return done
+
+    record = SimpleNamespace(nbytes=len(image), chunk_bytes=CHUNK, checksums=checksums_of(image, CHUNK))
+    whole = Image(None, record, segment.address, SimpleNamespace(write=write))  # type: ignore[arg-type]
+    with path.open("w+b") as file:
+        image_writes.write_image(file.fileno(), whole, pool, tmp_path, direct=True)
+    assert path.read_bytes() == image
+
+
 @pytest.mark.parametrize("direct", [True, False])
 def test_some_chunks_alone_are_written(pool: Pool, tmp_path: Path, direct: bool) -> None:
     image, path = image_of(3 * CHUNK + 5), tmp_path / "image"

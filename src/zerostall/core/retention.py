@@ -65,8 +65,16 @@ class Keep(msgspec.Struct, frozen=True):
         if self.best is not None:
             words.append(f"best={self.best} ({self.mode})")
         if self.within is not None:
-            words.append(f"within={self.within if isinstance(self.within, str) else f'{self.within:g}s'}")
+            words.append(f"within={_span(self.within)}")
         return ", ".join(words)
+
+
+def _span(within: float | str | None) -> str:
+    """As a user would write it."""
+    if not isinstance(within, int | float):
+        return str(within)
+    unit, name = next(((one, of) for one, of in ((86400, "d"), (3600, "h"), (60, "m")) if not within % one), (1, "s"))
+    return f"{within / unit:g}{name}"
 
 
 class StepFacts(msgspec.Struct, frozen=True):
@@ -163,7 +171,7 @@ def _kept(facts: list[StepFacts], keep: Keep, protected: frozenset[int]) -> dict
     if keep.seconds is not None and facts:
         for fact in facts:
             if fact.created >= facts[-1].created - keep.seconds:
-                reasons.setdefault(fact.step, f"saved within {keep.within} of the newest")
+                reasons.setdefault(fact.step, f"saved within {_span(keep.within)} of the newest")
     if keep.best is not None:
         sign = 1.0 if keep.mode == "min" else -1.0
         ranked = sorted(
