@@ -1,4 +1,12 @@
-"""What happens to a run on this node: trainers come and go, images are sealed, steps become clean and travel on."""
+"""What happens to a run on this node: trainers come and go, images are sealed, steps become clean and travel on.
+
+    granted ──seal──▶ sealed ──of all ranks──▶ clean ──trickle──▶ on disk ──carrier──▶ in the store
+       └────────────passed, or revoked───────────▶ spoiled: it goes on all ranks
+
+Who decides that a step is clean is the run's `caller`: this agent (`chair`), or that of rank 0's node (`outpost`). What
+follows comes by `verdicts`, who waits for more has a promise (`promises`), and what there is of the run meanwhile is
+its `standing`.
+"""
 
 from __future__ import annotations
 
@@ -79,6 +87,8 @@ class Run(Standing):
         self._watch = watch
         self._patience = 600.0
 
+    # -------------------------------------------------------------------------------------------------------- attaching
+
     def sit(self, nodes: m.Nodes | None) -> None:
         """Take this node's place among those of the run, as a trainer says it; the one it has, if that is the same.
 
@@ -113,7 +123,26 @@ class Run(Standing):
             self.carrier.close()  # where it takes steps from may be another agent's now
             self.carrier = self.fetches.remote = None
 
-    # ---------------------------------------------------------------------------------------------- attaching
+    def carry_to(self, rules: m.RemoteRules | None) -> Carrier | None:
+        """Have what carries steps to the remote tier, if the trainer wants one.
+
+        Raises:
+            CapabilityError, ValueError: that cannot be.
+        """
+        if self.carrier is not None and (rules is None or rules.url != self.carrier.url):
+            self.carrier.close()
+            self.carrier = self.fetches.remote = None
+        if rules is not None and self.carrier is None:
+            cargo = no_cargo() if self.outpost else cargo_of_memory(self) if self.url else cargo_of_disk(self)
+            self.carrier = Carrier(
+                rules, self.berths, self.folder, cargo, self._governor, self._post, self.advance, self.tell
+            )
+            self.fetches.remote = self.carrier.tier
+            self.trickle.landed = self._landed
+            self.trickle.protected = self.carrier.protected
+        elif rules is not None and self.carrier is not None:
+            self.carrier.use(rules)
+        return self.carrier
 
     def attach(self, client: Client, hello: m.Hello) -> Berth:
         """A trainer takes its rank's berth."""
@@ -153,32 +182,6 @@ class Run(Standing):
         self.caller.found(hello.rank)
         return berth
 
-    def carry_to(self, rules: m.RemoteRules | None) -> Carrier | None:
-        """Have what carries steps to the remote tier, if the trainer wants one.
-
-        Raises:
-            CapabilityError, ValueError: that cannot be.
-        """
-        if self.carrier is not None and (rules is None or rules.url != self.carrier.url):
-            self.carrier.close()
-            self.carrier = self.fetches.remote = None
-        if rules is not None and self.carrier is None:
-            cargo = no_cargo() if self.outpost else cargo_of_memory(self) if self.url else cargo_of_disk(self)
-            self.carrier = Carrier(
-                rules, self.berths, self.folder, cargo, self._governor, self._post, self.advance, self.tell
-            )
-            self.fetches.remote = self.carrier.tier
-            self.trickle.landed = self._landed
-            self.trickle.protected = self.carrier.protected
-        elif rules is not None and self.carrier is not None:
-            self.carrier.use(rules)
-        return self.carrier
-
-    def _landed(self, step: int) -> None:
-        """The step got to where the carrier takes steps from."""
-        if self.carrier is not None:
-            self.carrier.changed(step)
-
     def detach(self, client: Client) -> None:
         for rank, berth in self.berths.items():
             if berth.client is client:
@@ -189,7 +192,7 @@ class Run(Standing):
             self.carrier.hurry()
         self.advance()
 
-    # ------------------------------------------------------------------------------------------------ sealing
+    # --------------------------------------------------------------------------------------------------- what ranks say
 
     def seal(self, berth: Berth, slot: int, record: Record, wish: Wish, *, adopted: bool = False) -> None:
         """A rank's image is whole; the step is clean when every rank's is.
@@ -269,12 +272,7 @@ class Run(Standing):
         if self.outpost is None:
             self.trickle.evict(berth.rank, past)
 
-    def when_tidy(self, call: Callable[[], None]) -> None:
-        """Call on the loop's thread when what is under way, and the retention behind it, are done."""
-        if self.url and self.carrier is not None:
-            self.carrier.when_tidy(call)
-        else:
-            self.trickle.when_tidy(call)
+    # ----------------------------------------------------------------------------------------------------- what follows
 
     def advance(self) -> None:
         """Do whatever can be done now: write the next step, grant slots, give back memory, let the folder go."""
@@ -293,6 +291,13 @@ class Run(Standing):
         if not self.attached() and not self.busy():
             self.folder.let_go()
 
+    def when_tidy(self, call: Callable[[], None]) -> None:
+        """Call on the loop's thread when what is under way, and the retention behind it, are done."""
+        if self.url and self.carrier is not None:
+            self.carrier.when_tidy(call)
+        else:
+            self.trickle.when_tidy(call)
+
     def _grant(self) -> None:
         """Give every trainer without a slot one, if one can be had."""
         keep = self.kept()
@@ -303,14 +308,17 @@ class Run(Standing):
                 self.promises.replaced(berth, before)
                 berth.send(grant)
 
-    # ---------------------------------------------------------------------------------------------- memory
-
     def _clean(self, step: int) -> None:
         """A step is clean in memory."""
         if self.url:
             self._landed(step)
         if self.seat is not None:
             self.seat.made_clean(step)
+
+    def _landed(self, step: int) -> None:
+        """The step got to where the carrier takes steps from."""
+        if self.carrier is not None:
+            self.carrier.changed(step)
 
     def _drop_former_ranks(self) -> None:
         """Give back the memory of ranks of a larger world, once the world of now has a step of its own on disk."""
