@@ -178,6 +178,10 @@ class Berth:
             return False
         return found.index == slot and self.current.record_of(record.step).created == record.created
 
+    def was_spoiled(self, past: Past) -> bool:
+        """Was that very image said to be worth nothing, not long ago?"""
+        return any((one.step, one.created) == (past.step, past.created) for one in self.spoiled)
+
     def next_grant(self, keep: frozenset[int]) -> m.Granted | None:
         """Grant the trainer a slot if it has none and one can be had."""
         if self.current is None or not self.moored or self.current.slots.granted():

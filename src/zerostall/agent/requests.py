@@ -134,13 +134,41 @@ class Requests:
                     continue  # this agent had it, and has let go of it
                 tier.slots.claim(slot)
             run.seal(berth, slot, record, wish, adopted=True)
+        for image in sorted(request.stowed, key=lambda image: _sealed(image)[1].save):
+            self._stow_again(run, berth, image)
         if request.busy_slot is not None:
             tier.slots.claim(request.busy_slot)
+            if berth.stowage is not None:
+                berth.stowage.claim(*request.place)
         berth.grant = request.grant  # of any that are newer it has not heard, and is captured into no slot of theirs
         berth.moored = True
         client.send(m.Done(id=request.id))
-        for _, record, wish in images:
-            run.promises.say_again(berth, Past(record.step, record.created), promised=wish.promise)
+        for _, record, wish in [*images, *((image.slot, *_sealed(image)) for image in request.stowed)]:
+            past = Past(record.step, record.created)
+            if berth.stowage is None or berth.stowage.find(past) is None:
+                run.promises.say_again(berth, past, promised=wish.promise)
+
+    def _stow_again(self, run: Run, berth: Berth, image: m.Sealed) -> None:
+        """A trainer whose connection broke has not heard what became of what lay in a vault; nor may this agent."""
+        record, wish = _sealed(image)
+        past = Past(record.step, record.created)
+        tier, stowage, stowed = berth.tier_with(past.step), berth.stowage, image.stowed
+        if stowage is not None and stowage.find(past) is not None:
+            if wish.promise:
+                run.promises.make(berth, past)
+        elif tier is not None and berth.created(past.step) == past.created:
+            encoded = manifests.encode_record(tier.record_of(past.step))
+            berth.send(m.Drained(slot=image.slot, step=past.step, created=past.created, record=encoded))
+        elif wish.save <= berth.heard or berth.was_spoiled(past):
+            return  # this agent had it, and has let go of it
+        elif stowage and stowed and berth.current and stowage.claim(stowed.locker, stowed.place):
+            berth.current.slots.claim(image.slot)
+            run.stow(berth, image.slot, record, wish, stowed)
+        else:
+            reason = "the agent died, and with it the vault that it lay in"
+            lost = m.Spoiled(past.step, past.created, berth.rank, reason, kind="AgentError")
+            berth.send(lost)
+            run.passed(berth, wish.save, reason)
 
 
 def _sealed(message: m.Sealed) -> tuple[Record, Wish]:

@@ -91,8 +91,7 @@ class Stowage:
         """Locker and place for the next capture; locker 0 where there is none, None where all places are taken."""
         if not self._first.handle:
             return 0, 0
-        index = self._first.places.reserve()
-        if index is None:
+        if (index := self._first.places.reserve()) is None:
             return None
         self._granted = self._first.key, index
         return self._granted
@@ -104,6 +103,13 @@ class Stowage:
             self._granted = None
             if key == self._first.key:
                 self._first.places.free(index)
+
+    def claim(self, locker: int, place: int) -> bool:
+        """Grant a place anew that was taken back when a connection broke, and was or is captured into."""
+        if not locker or locker != self._first.key or not self._first.places.claim(place):
+            return False
+        self._granted = locker, place
+        return True
 
     def stow(self, slot: int, record: Record, wish: Wish, stowed: w.Stowed) -> None:
         """A capture is whole, here and in its slot."""
@@ -131,15 +137,13 @@ class Stowage:
 
     def promise(self, past: Past, where: str) -> bool:
         """Somebody waits for it in a slower tier; True where it is here, and promised once it is sealed."""
-        found = self._find(past)
-        if found is not None:
+        if (found := self.find(past)) is not None:
             found.promised.add(where)
         return found is not None
 
     def revoke(self, past: Past, reason: str) -> Wish | None:
         """It is dirty after all; what was wished of it, where it is here."""
-        found = self._find(past)
-        if found is None:
+        if (found := self.find(past)) is None:
             return None
         found.revoked = reason
         return found.wish
@@ -154,7 +158,8 @@ class Stowage:
 
         return tuple(kept for kept, _ in lent), release
 
-    def _find(self, past: Past) -> Consignment | None:
+    def find(self, past: Past) -> Consignment | None:
+        """That very image, if it is on its way from here."""
         return next((c for c in self._queue if (c.record.step, c.record.created) == (past.step, past.created)), None)
 
     # --------------------------------------------------------------------------------------------- what the vaults say
@@ -251,8 +256,7 @@ class Stowage:
     def _seal(self, image: Consignment, record: Record) -> None:
         self._queue.pop(0)
         past = Past(record.step, record.created)
-        encoded = manifests.encode_record(record)
-        self._berth.send(w.Drained(slot=image.slot, step=record.step, created=record.created, record=encoded))
+        self._berth.send(w.Drained(image.slot, past.step, past.created, manifests.encode_record(record)))
         try:
             self._quay.seal(image.slot, record, image.wish)
             self._newest = record.step, record.created

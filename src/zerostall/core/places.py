@@ -75,6 +75,13 @@ class Places:
             return place.index
         return None
 
+    def claim(self, index: int) -> bool:
+        """Grant this very place, of which somebody knows what is in it; whether that could be, for it is free."""
+        if not 0 <= index < len(self._table) or self._table[index].phase is not Phase.free:
+            return False
+        self._table[index].phase = Phase.granted
+        return True
+
     def drain(self, index: int) -> None:
         """What was captured into the granted place is whole."""
         self._in(index, Phase.granted).phase = Phase.draining

@@ -47,16 +47,23 @@ class Ear:
                 self._ledger.heard(event)
 
     def adoption(self) -> tuple[m.Adopt, int] | None:
-        return self._shelf.adoption({saved.step for saved, _ in self._ledger.urged()})
+        adoption = self._shelf.adoption({saved.step for saved, _ in self._ledger.urged()})
+        if adoption is None:
+            self._lose_stowed()
+        return adoption
 
     def not_adopted(self) -> None:
+        self._lose_stowed()
         self._shelf.forget()
+
+    def _lose_stowed(self) -> None:
+        """What vaults had still to bring goes to memory that counts no longer."""
+        for step, created in self._shelf.take_stowed():
+            why = "the memory that a vault was to bring it to was not handed over to the next agent"
+            self._ledger.heard(m.Spoiled(step=step, created=created, rank=self._rank, reason=why, kind="AgentError"))
 
     def reconnected(self) -> list[m.Message]:
         self._stats.agent_restarts += 1
-        for step, created in self._shelf.take_stowed():
-            why = "the agent died, and with it the vault that it lay in"
-            self._ledger.heard(m.Spoiled(step=step, created=created, rank=self._rank, reason=why, kind="AgentError"))
         promises = [
             m.Promise(step=saved.step, created=saved.created, tier=tier) for saved, tier in self._ledger.urged()
         ]

@@ -211,5 +211,10 @@ class Shelf:
                 images=images,
                 busy_slot=busy,
                 grant=self._grant.number,
+                place=self.place if busy is not None else (0, 0),
+                stowed=tuple(
+                    msgspec.structs.replace(image, promise=image.promise or step in awaited)
+                    for _, (_, step, image) in sorted(self._stowed.items())
+                ),
             )
             return adopt, memory.segment.fileno()

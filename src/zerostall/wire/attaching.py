@@ -168,7 +168,9 @@ class Adopt(Message, frozen=True):
     """Hands a segment (its file descriptor beside the message) to a new agent, with what is sealed in it.
 
     Attributes:
-        busy_slot: is captured into, or was granted to be.
+        stowed: of these images a vault has still to bring a part, as far as the trainer knows. It hears of each what
+            became of it: `Drained`, now or later, or `Spoiled`.
+        busy_slot: is captured into, or was granted to be; place: with it granted, a locker and which of its places.
         grant: the newest grant that the trainer has heard of, that of the busy slot if there is one. Later ones have
             greater numbers, so that what was said before is not taken for news.
     """
@@ -179,6 +181,8 @@ class Adopt(Message, frozen=True):
     images: tuple[Sealed, ...]
     busy_slot: int | None
     grant: int = 0
+    place: tuple[int, int] = (0, 0)
+    stowed: tuple[Sealed, ...] = ()
     begins: tuple[int, ...] = ()
 
 
