@@ -20,7 +20,7 @@ from zerostall import native
 from zerostall.core import neighbours
 from zerostall.flow import disk_speed
 
-THREADS = 4
+THREADS = 8
 WAIT = 300.0
 TENSOR = 32 << 20
 

@@ -26,7 +26,7 @@ from benchmarks.report import Report, median
 from benchmarks.workload import scratch
 from zerostall.flow import disk_speed
 
-THREADS = 4
+THREADS = 8
 WAIT = 600.0
 
 

@@ -160,9 +160,9 @@ def restore_threads() -> int:
 def read_threads() -> int:
     """How many blocks of a file are read at once, each by a thread that checks it and brings it to its tensors.
 
-    At least four, however few the cores: while one is checked, others are to be on their way.
+    At least eight, however few the cores: while some are checked, others are to be on their way.
     """
-    return max(4, restore_threads())
+    return max(8, restore_threads())
 
 
 def ranks_patience() -> float:

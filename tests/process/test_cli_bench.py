@@ -22,7 +22,9 @@ def test_rates_of_a_folder(tmp_path: Path) -> None:
     found = json.loads(bench(tmp_path, "--size", "20MiB", "--rounds", "1", "--json").stdout)
     assert found["nbytes"] == 16 << 20 and found["folder"] == str(tmp_path)
     assert found["write"]["rate"] > 0 and found["read"]["processor"] >= 0
-    assert (found["bare_write"] is None) == (found["bare_read"] is None)
+    assert (found["bare_write"] is None) == (found["bare_read"] is None) == (found["read_share"] is None)
+    if share := found["write_share"]:
+        assert 0 < share["low"] <= share["median"] <= share["high"]
     assert not list(tmp_path.iterdir())
     told = bench(tmp_path, "--size", "16MiB", "--rounds", "1").stdout
     assert "GB/s" in told and "write and fsync" in told

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from zerostall.agent.loop_call import Post
     from zerostall.flow.budget import Budget
 
-DISK_THREADS = 4
+DISK_THREADS = 8
+"""Blocks that are on their way to or from a disk at once: each waits there, and only one or two are being checked."""
 
 
 class Runs:

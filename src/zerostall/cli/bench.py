@@ -25,7 +25,7 @@ def disk(
     where: Annotated[Path, typer.Argument(help="a folder on the disk to measure")] = Path(),
     size: Annotated[str, typer.Option("--size", metavar="BYTES", help="of each of the two files")] = "256MiB",
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="how often, taking turns; medians are told")] = 9,
-    threads: Annotated[int, typer.Option("--threads", min=1, max=64, help="on both sides; agents write with 2")] = 2,
+    threads: Annotated[int, typer.Option("--threads", min=1, max=64, help="on both sides; agents have 8")] = 8,
     json: Json = False,
 ) -> None:
     """Write and read a file past the page cache, bare and with checksums as an agent does, and remove it again."""

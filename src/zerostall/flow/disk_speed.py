@@ -69,7 +69,7 @@ class DiskSpeed(msgspec.Struct, frozen=True):
     fell_back: str
 
 
-def measure(where: Path, nbytes: int, *, rounds: int = 9, threads: int = 2) -> DiskSpeed:
+def measure(where: Path, nbytes: int, *, rounds: int = 9, threads: int = 8) -> DiskSpeed:
     """Write and read files of that size in a folder that is removed again.
 
     Raises:

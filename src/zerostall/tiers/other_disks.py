@@ -222,7 +222,7 @@ class OtherDisks:
     def _write(self, path: Path, image: Image, pace: Pace) -> None:
         make_folder(path.parent, self.modes)
         partial = path.with_name(names.partial_file(path.name, secrets.token_hex(4)))
-        with contextlib.closing(native.Pool("disk-write", 4)) as pool:  # one disk that is slow holds up no other
+        with contextlib.closing(native.Pool("disk-write", 8)) as pool:  # one disk that is slow holds up no other
             write_by(partial, lambda fd: write_image(fd, image, pool, path, direct=self._direct, pace=pace), self.modes)
         partial.replace(path)
         fsync_folder(path.parent)
