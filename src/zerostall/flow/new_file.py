@@ -9,6 +9,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 from zerostall.errors import StorageError
+from zerostall.flow import swept
 from zerostall.tiers.files import free_bytes, fsync_folder, no_room, storage_errors
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ def new_file(out: Path, *, overwrite: bool, nbytes: int = 0) -> Iterator[NewFile
         raise StorageError(f"{out.parent} is no folder", errno=errno.ENOENT)
     if nbytes > free_bytes(out.parent):
         raise no_room(out, out.name, nbytes)
-    partial = out.with_name(f".{out.name[:200]}.{secrets.token_hex(4)}.partial")
-    with storage_errors(out, out.name, nbytes):
+    partial = out.with_name(swept.partial(out.name, secrets.token_hex(4)))
+    with storage_errors(out, out.name, nbytes), swept.swept(out.parent, lambda name: name == out.name[:200]):
         fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
             try:

@@ -9,6 +9,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 from zerostall.errors import StorageError
+from zerostall.flow import swept
 from zerostall.flow.new_file import NewFile
 from zerostall.tiers.files import free_bytes, fsync_folder, make_folder, no_room, remove_tree, storage_errors
 
@@ -38,7 +39,7 @@ class NewFolder:
             os.close(fd)
 
     def partial(self, name: str) -> Path:
-        return self.path / f".{name}.{self._nonce}.partial"
+        return self.path / swept.partial(name, self._nonce)
 
 
 @contextlib.contextmanager
@@ -70,8 +71,9 @@ def new_folder(out: Path, *, overwrite: bool, nbytes: int, ours: Callable[[str],
         raise StorageError(f"{out.parent} is no folder", errno=errno.ENOENT)
     if nbytes > free_bytes(out.parent):
         raise no_room(out, out.name, nbytes)
-    with storage_errors(out, out.name, nbytes):
+    with storage_errors(out, out.name, nbytes), contextlib.ExitStack() as stack:
         make_folder(out)
+        stack.enter_context(swept.swept(out, ours))
         folder = NewFolder(out)
         try:
             yield folder
@@ -107,8 +109,11 @@ def moved_in(out: Path, *, overwrite: bool, nbytes: int, ours: Callable[[str], b
     out = out.absolute()
     if not out.parent.is_dir():
         raise StorageError(f"{out.parent} is no folder", errno=errno.ENOENT)
-    beside = out.with_name(f".{out.name[:200]}.{secrets.token_hex(4)}.partial")
-    with new_folder(out, overwrite=overwrite, nbytes=nbytes, ours=ours) as folder:
+    beside = out.with_name(swept.partial(out.name, secrets.token_hex(4)))
+    with (
+        swept.swept(out.parent, lambda name: name == out.name[:200]),
+        new_folder(out, overwrite=overwrite, nbytes=nbytes, ours=ours) as folder,
+    ):
         beside.mkdir()
         try:
             yield beside
