@@ -136,11 +136,31 @@ def filed(restored: Restored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         yield pouring.Filed(record, File(file.fileno(), path, NBYTES, CHUNK, record.checksums))  # type: ignore[arg-type]
 
 
+def loading(restored: Restored, filed: pouring.Filed, tensors: list, pieces: list[int]) -> pouring.Loading:
+    return pouring.Loading(restored.pool, restored.devices, restored.plan, tensors, pieces, filed.file)
+
+
 def test_from_a_file_to_several_devices_and_the_host(restored: Restored, filed: pouring.Filed) -> None:
     on_host = np.zeros(SIZES[1], np.float32)
     tensors = [StandIn(restored.fake, SIZES[0], index=0), on_host, StandIn(restored.fake, SIZES[2], index=1)]
-    pouring.load(restored.pool, restored.devices, restored.plan, tensors, range(3), filed.file)  # type: ignore[arg-type]
+    under_way = loading(restored, filed, tensors, [0, 1, 2])
+    under_way.begin()
+    under_way.end()
     found = [tensors[0].bytes(), on_host.tobytes(), tensors[2].bytes()]  # type: ignore[union-attr]
+    assert found == [bytes([k + 1]) * (4 * size) for k, size in enumerate(SIZES)]
+
+
+def test_some_chunks_from_the_file_and_the_others_from_memory(restored: Restored, filed: pouring.Filed) -> None:
+    path, chunks = filed.file.path, -(-NBYTES // CHUNK)
+    with path.open("r+b") as file:
+        file.write(bytes(CHUNK))  # of the first chunk the file has nothing
+    on_host = np.zeros(SIZES[0], np.float32)
+    tensors = [on_host, *(StandIn(restored.fake, size, index=0) for size in SIZES[1:])]
+    under_way = loading(restored, filed, tensors, [0, 1, 2])
+    under_way.begin(list(range(1, chunks)))
+    under_way.begin([0], held=restored.segment.address)
+    under_way.end()
+    found = [on_host.tobytes(), *(tensor.bytes() for tensor in tensors[1:])]
     assert found == [bytes([k + 1]) * (4 * size) for k, size in enumerate(SIZES)]
 
 
@@ -150,7 +170,9 @@ def test_a_damaged_file_is_told_by_name(restored: Restored, filed: pouring.Filed
     data[CHUNK + 5] ^= 1
     filed.file.path.write_bytes(data)
     target = np.zeros(SIZES[1], np.float32)
+    under_way = loading(restored, filed, [target], [1])
+    under_way.begin()
     with pytest.raises(CorruptError, match=r"image: chunk 1 of \d fails its checksum"):
-        pouring.load(restored.pool, restored.devices, restored.plan, [target], [1], filed.file)
+        under_way.end()
     with pytest.raises(CorruptError, match=r"image: chunk 1 of \d fails its checksum"):
         filed.mapped(restored.pool)
