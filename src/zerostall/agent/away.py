@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from zerostall.agent.berth import Berth
     from zerostall.agent.client import Client
 
-RETURN_SECONDS = 20.0
+RETURN_SECONDS = 60.0
 """How long a trainer that lives may take to come back: it does so at once, if it is not stopped."""
 _LOOK_SECONDS = 0.1
 
