@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from zerostall.agent.client import Client
+    from zerostall.agent.loop_call import Post
     from zerostall.agent.stowage import Stowage
     from zerostall.agent.wish import Wish
     from zerostall.core.layout import Layout
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from zerostall.flow.budget import Budget
     from zerostall.tiers.contract import Image
     from zerostall.tiers.host import Held
-
-Post = Callable[[Callable[[], None]], None]
 
 
 _SPOILED_KEPT = 16

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -25,13 +24,15 @@ from zerostall.tiers.uploads import AT_ONCE
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from zerostall.agent.berth import Berth
     from zerostall.agent.folder import RunFolder
+    from zerostall.agent.loop_call import Post
     from zerostall.core.candidates import Past
     from zerostall.core.manifest import RunFacts
     from zerostall.flow.governor import Governor
 
-Post = Callable[[Callable[[], None]], None]
 _RESTORE_HANDS = 8
 _LOOKED_AT = 16
 """Newest steps whose manifests are read at the start."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from zerostall import native
@@ -32,9 +31,12 @@ from zerostall.tiers.host import stride_of
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
     from zerostall.agent.berth import Berth
     from zerostall.agent.brought import OtherNodes
     from zerostall.agent.client import Client
+    from zerostall.agent.loop_call import Post
     from zerostall.agent.stowage import Stowage
     from zerostall.core.manifest import Manifest
     from zerostall.flow.governor import Governor
@@ -42,8 +44,6 @@ if TYPE_CHECKING:
     from zerostall.tiers.disk import DiskTier
     from zerostall.tiers.host import HostTier
     from zerostall.tiers.remote import RemoteTier
-
-Post = Callable[[Callable[[], None]], None]
 
 
 class Fetches:

@@ -11,7 +11,6 @@ its `standing`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -32,10 +31,12 @@ from zerostall.telemetry import log
 from zerostall.tiers.modes import Modes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from zerostall import native
     from zerostall.agent.client import Client, NodeClient
+    from zerostall.agent.loop_call import Post
     from zerostall.agent.vaults import Vaults
     from zerostall.agent.wish import Wish
     from zerostall.core.candidates import Past
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
     from zerostall.flow.budget import Budget
     from zerostall.flow.governor import Governor
     from zerostall.wire import messages as m
-
-Post = Callable[[Callable[[], None]], None]
 
 
 class Run(Standing):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import queue
 import secrets
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -21,12 +20,14 @@ from zerostall.telemetry import say_once
 from zerostall.wire import lockers as w
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from zerostall.agent.locker import Answer, Locker
+    from zerostall.agent.loop_call import Post
     from zerostall.agent.vaults import Vaults
     from zerostall.tiers.contract import Image, Pace
     from zerostall.tiers.host import Held, HostTier
 
-Post = Callable[[Callable[[], None]], None]
 STRETCH = 128 << 20
 """A disk takes that in a tenth of a second or less; for so long a place is kept, and whoever comes first waits."""
 PATIENCE_SECONDS = 60.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,10 +19,13 @@ from zerostall.telemetry import log
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
     from zerostall.agent.berth import Berth
     from zerostall.agent.fellows import Fellows
     from zerostall.agent.fetches import Fetches
     from zerostall.agent.folder import RunFolder
+    from zerostall.agent.loop_call import Post
     from zerostall.agent.tally import Tally
     from zerostall.core.candidates import Past
     from zerostall.core.manifest import Manifest
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
     from zerostall.flow.governor import Governor
     from zerostall.tiers.host import Held, HostTier
     from zerostall.wire import nodes as n
-
-Post = Callable[[Callable[[], None]], None]
 
 
 @dataclass(slots=True)

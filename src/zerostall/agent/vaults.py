@@ -8,14 +8,17 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from zerostall.telemetry import log, say_once
 from zerostall.wire import lockers as w
 from zerostall.wire.channel import Channel, ClosedError
 
-Post = Callable[[Callable[[], None]], None]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zerostall.agent.loop_call import Post
+
 _END_SECONDS = 10.0
 
 

@@ -9,17 +9,12 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from zerostall.core.dtypes import DTYPES
-from zerostall.core.shards import Entry, View
+from zerostall.core.shards import DISTINCT, Entry, View
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from zerostall.core.layout import Layout
-
-DISTINCT = "[=distinct]"
-"""Suffix of the entry that holds an expanded tensor's distinct elements. No user's name ends so, for behind `[=`
-stands the JSON of a key.
-"""
 
 _DIGITS = re.compile("([0-9]+)")
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from zerostall.core.contents import DISTINCT
 from zerostall.core.quoting import quote
+from zerostall.core.shards import DISTINCT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 MAX_NAME = 65_535
 """The longest name a tensor may have, in characters."""
 
+DISTINCT = "[=distinct]"
+"""Suffix of the entry that holds an expanded tensor's distinct elements. No user's name ends so, for behind `[=`
+stands the JSON of a key.
+"""
+
 _TILE = re.compile(r"\[=box [0-9]+\]\Z")
 _RESERVED = "__metadata__"
 

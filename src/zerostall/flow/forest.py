@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, cast
 
 from zerostall.core import names as paths
 from zerostall.core import values
-from zerostall.core.contents import DISTINCT
 from zerostall.core.inert import Global, Made
 from zerostall.core.layout import View
 from zerostall.core.mosaic import Tile, row_major
+from zerostall.core.shards import DISTINCT
 from zerostall.core.values import TensorRef
 from zerostall.errors import FormatError, StateError
 from zerostall.flow.readable import Assembled, Cast

@@ -6,9 +6,9 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from zerostall.core import pieces
-from zerostall.core.contents import DISTINCT
 from zerostall.core.dtypes import DTYPES
 from zerostall.core.mosaic import Tile, row_major
+from zerostall.core.shards import DISTINCT
 from zerostall.flow.checked_images import CheckedImages
 from zerostall.flow.difference import Changed, Difference, Reshaped, Side, changed_elements, changed_values
 from zerostall.flow.readable import Assembled

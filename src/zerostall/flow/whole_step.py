@@ -11,12 +11,13 @@ import msgspec
 from zerostall.core import layout as layouts
 from zerostall.core import parts
 from zerostall.core.boxes import Box
-from zerostall.core.contents import DISTINCT, natural
+from zerostall.core.contents import natural
 from zerostall.core.dtypes import DTYPES
 from zerostall.core.layout import Shard, View
 from zerostall.core.mosaic import Tile, row_major
 from zerostall.core.own import local_name
 from zerostall.core.pieces import gather
+from zerostall.core.shards import DISTINCT
 from zerostall.flow.catalog import opened_run
 from zerostall.flow.checked_images import CheckedImage, CheckedImages
 from zerostall.flow.image_reader import buffer

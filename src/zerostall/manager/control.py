@@ -6,19 +6,18 @@ The decisions themselves are the pure ones of `core`; here they meet what nodes 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from zerostall.core import prefetch, rollback
 from zerostall.core.cluster import Change, Cluster, Health, Hearing, Patience
-from zerostall.core.fabric import Fabric, Stand, stand
+from zerostall.core.fabric import Fabric, stand
 from zerostall.core.heirs import Claim
 from zerostall.core.heirs import heir as decide_heir
 from zerostall.core.placement import ImageId
 from zerostall.core.rollback import Holding, Home, Key, Standing, Steps, Target, Verdict
 from zerostall.core.topology import Place
+from zerostall.manager.known import Known
 from zerostall.manager.placing import Placing
-from zerostall.manager.rates import Rates
 from zerostall.manager.store import Batch, NodeRow, Remembered
 from zerostall.wire import cluster as w
 from zerostall.wire.state import Event
@@ -28,30 +27,6 @@ if TYPE_CHECKING:
 
 EVENTS_SHOWN = 1000
 FORGET_SECONDS = 24 * 3600.0
-
-
-@dataclass(slots=True)
-class Known:
-    """What a node's agent has said of itself, beside its health."""
-
-    join: w.Join
-    stand: Stand
-    since: float
-    report: w.Report | None = None
-    version: int = -1
-    runs: tuple[w.RunNote, ...] = ()
-    rates: Rates = field(default_factory=Rates)
-    plan: w.Plan = field(default_factory=lambda: w.Plan(0))
-    dirty: list[tuple[int | None, w.Dirty]] = field(default_factory=list)  # with the sequence it was first sent at
-    findings: int = 0  # the number of the last one that was heard
-
-    @property
-    def place(self) -> Place:
-        return self.stand.place
-
-    @property
-    def peer(self) -> w.Peer:
-        return w.Peer(self.join.node, self.join.peer)
 
 
 class Control:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from zerostall.core.cluster import Cluster
     from zerostall.core.rollback import Steps
-    from zerostall.manager.control import Known
+    from zerostall.manager.known import Known
 
 _NAMED = 6
 

@@ -12,7 +12,8 @@ from zerostall.wire.state import NodeView, RunView, SnapshotView, State
 if TYPE_CHECKING:
     from zerostall.core.cluster import Node
     from zerostall.core.rollback import RunTable, Snapshot, Verdict
-    from zerostall.manager.control import Control, Known
+    from zerostall.manager.control import Control
+    from zerostall.manager.known import Known
 
 SNAPSHOTS_SHOWN = 24
 EVENTS_SHOWN = 100

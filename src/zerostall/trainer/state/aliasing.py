@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from zerostall.core.contents import DISTINCT
 from zerostall.core.layout import View
+from zerostall.core.shards import DISTINCT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
