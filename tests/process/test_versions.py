@@ -62,4 +62,8 @@ def test_a_newer_trainer_gets_an_agent_of_its_own_and_what_the_older_one_leaves(
         assert old_agent.poll() is None
     finally:
         os.kill(old_agent.pid, signal.SIGTERM)
-        old_agent.wait(60)
+        try:
+            old_agent.wait(60)
+        finally:
+            old_agent.kill()
+            old_agent.wait()

@@ -89,7 +89,8 @@ class Service:
             self.runs.advance()
             self._sweep()
             self._mind_the_door()
-            self._leaving = self._leaving or self._idle_too_long()
+            if self._idle_too_long():  # never set to what it was before: a signal may have said it meanwhile
+                self._leaving = True
         before_closing()
         self._close()
 
