@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +14,7 @@ import pytest
 from standin.cuda import LAUNCH_FAILED, FakeCuda, StandIn
 from zerostall import native, telemetry
 from zerostall.errors import CorruptError
-from zerostall.trainer import pouring
+from zerostall.trainer import file_loads, pouring
 from zerostall.trainer.devices import Devices
 from zerostall.trainer.file_loads import File
 from zerostall.wire.lockers import Kept
@@ -162,6 +164,15 @@ def test_some_chunks_from_the_file_and_the_others_from_memory(restored: Restored
     under_way.end()
     found = [on_host.tobytes(), *(tensor.bytes() for tensor in tensors[1:])]
     assert found == [bytes([k + 1]) * (4 * size) for k, size in enumerate(SIZES)]
+
+
+def test_one_that_has_ended_leaves_the_others_past_the_page_cache(filed: pouring.Filed) -> None:
+    """O_DIRECT is a flag of the open file: each job has one of its own."""
+    with file_loads.apart(filed.file) as one, file_loads.apart(filed.file) as other:
+        fcntl.fcntl(one.fd, fcntl.F_SETFL, fcntl.fcntl(one.fd, fcntl.F_GETFL) | os.O_NOATIME)
+        flags = [fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_NOATIME for fd in (one.fd, other.fd, filed.file.fd)]
+        assert flags == [os.O_NOATIME, 0, 0]
+        assert os.pread(one.fd, NBYTES, 0) == os.pread(filed.file.fd, NBYTES, 0)
 
 
 def test_a_damaged_file_is_told_by_name(restored: Restored, filed: pouring.Filed) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import os
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from zerostall import native
@@ -12,7 +14,7 @@ from zerostall.flow import straight
 from zerostall.telemetry import say_once
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 _WAIT = 24 * 3600.0
@@ -31,6 +33,24 @@ class File:
     nbytes: int
     chunk_bytes: int = CHUNK
     checksums: Sequence[int] | None = None
+
+
+@contextlib.contextmanager
+def apart(file: File) -> Iterator[File]:
+    """Open the same file once more, for one job: those that share an open file share its flags, O_DIRECT among them.
+
+    The first job that ended would have the others go on through the page cache. A job keeps what it began with.
+    """
+    try:
+        fd = os.open(f"/proc/self/fd/{file.fd}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:  # no /proc, for one
+        say_once("load-apart", "a file cannot be opened twice (%s): part of it may go through the page cache", error)
+        yield file
+        return
+    try:
+        yield replace(file, fd=fd)
+    finally:
+        os.close(fd)
 
 
 def begin(

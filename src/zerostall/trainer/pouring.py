@@ -122,19 +122,20 @@ class Loading:
         for ordinal, pieces, targets in self._places:
             device = self._devices.get(ordinal)
             staging = native.Staging(self._pool.threads, device)
-            self._jobs.append(
-                file_loads.begin(
-                    self._pool,
-                    self._file,
-                    self._plan,
-                    targets,
-                    pieces,
-                    staging=staging,
-                    device=device,
-                    only=only,
-                    held=held,
+            with file_loads.apart(self._file) as file:
+                self._jobs.append(
+                    file_loads.begin(
+                        self._pool,
+                        file,
+                        self._plan,
+                        targets,
+                        pieces,
+                        staging=staging,
+                        device=device,
+                        only=only,
+                        held=held,
+                    )
                 )
-            )
 
     def end(self) -> None:
         """Wait for all that was begun.
