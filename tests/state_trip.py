@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from zerostall import native
 from zerostall.core import layout as layouts
@@ -120,3 +121,22 @@ def same(one: object, other: object) -> bool:
     if isinstance(one, float):
         return one == other or (one != one and other != other)
     return one == other
+
+
+class Average:
+    """Averaged weights, with their own count."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.updates = 0
+        self.shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def update(self, model: nn.Module) -> None:
+        self.updates += 1
+        for name, parameter in model.named_parameters():
+            self.shadow[name].lerp_(parameter.detach(), 0.1)
+
+    def state_dict(self) -> dict:
+        return {"updates": self.updates, "shadow": self.shadow}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.updates, self.shadow = state["updates"], state["shadow"]

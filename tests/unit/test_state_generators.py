@@ -1,4 +1,4 @@
-"""The process's generators are read anew whenever they have moved on, and only then."""
+"""Random generators go on where they were; the process's are read anew whenever they have moved on, and only then."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from state_trip import restore, restore_state, save, save_state
 from zerostall import native
+from zerostall.trainer.state import State
 from zerostall.trainer.state.parts import rng
 from zerostall.trainer.state.parts.rng import GeneratorStates
 
@@ -121,3 +123,82 @@ def _put_back():
     random.setstate(states[0])
     np.random.set_state(states[1])
     torch.set_rng_state(states[2])
+
+
+def draw() -> list[object]:
+    return [
+        random.random(),
+        random.gauss(0, 1),
+        np.random.rand(),
+        float(np.random.randn()),
+        torch.rand(3).tolist(),
+        torch.randn(1).tolist(),
+    ]
+
+
+@pytest.mark.parametrize("drawn", range(4))
+def test_generators_of_the_process(drawn: int) -> None:
+    random.seed(100)
+    np.random.seed(100)
+    torch.manual_seed(100)
+    for _ in range(drawn):
+        draw()
+        np.random.randn()
+    state = State({})
+    survey = state.survey()
+    state.values(survey)
+    np.random.randn()
+    saved = save_state(state)
+    reference = [draw() for _ in range(5)]
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    restore_state(saved, State({}))
+    assert [draw() for _ in range(5)] == reference
+    kept = torch.get_rng_state()
+    restore_state(saved, State({}, rng=False))
+    assert torch.equal(torch.get_rng_state(), kept)
+
+
+def test_numpys_normal_number_in_stock_is_seen() -> None:
+    np.random.seed(4)
+    state = State({})
+    survey = state.survey()
+    np.random.randn()
+    one = np.random.get_state(legacy=False)["has_gauss"]
+    state.values(survey)
+    np.random.randn()
+    two = np.random.get_state(legacy=False)["has_gauss"]
+    assert (one, two) == (1, 0), "the second number came out of the stock: the generator's words did not change"
+    saved = save_state(state)
+    reference = np.random.randn(3).tolist()
+    restore_state(saved, State({}))
+    assert np.random.randn(3).tolist() == reference
+
+
+def test_generators_the_user_hands_over() -> None:
+    def made() -> dict[str, object]:
+        return {
+            "torch": torch.Generator(),
+            "python": random.Random(1),
+            "numpy": np.random.default_rng(1),
+            "legacy": np.random.RandomState(1),
+            "philox": np.random.Generator(np.random.Philox(1)),
+        }
+
+    def use(g: dict) -> list[float]:
+        return [
+            torch.rand(1, generator=g["torch"]).item(),
+            g["python"].random(),
+            g["numpy"].random(),
+            g["legacy"].randn(),
+            g["philox"].random(),
+        ]
+
+    source = made()
+    use(source)
+    saved = save(g=source, alone=source["torch"])
+    reference = use(source)
+    target = made()
+    restore(saved, g=target, alone=target["torch"])
+    assert use(target) == reference

@@ -1,4 +1,4 @@
-"""Containers, schedulers, scalers, averages, generators: everything that is neither a module nor an optimizer."""
+"""Containers, schedulers, scalers, averages: everything that is neither a module nor an optimizer."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler as sched
 
-from state_trip import load, names, restore, restore_state, same, save, save_state
+from state_trip import Average, load, names, restore, same, save
 from zerostall.errors import MismatchError, StateError
-from zerostall.trainer.state import OutdatedError, State
+from zerostall.trainer.state import State
 
 SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], object]] = {
     "step": lambda o: sched.StepLR(o, 3, 0.5),
@@ -102,25 +102,6 @@ def test_a_loss_scaler_and_a_users_own_class() -> None:
     assert caught.value.unexpected == ("mine.k.a[1]",)
 
 
-class Average:
-    """Averaged weights, with their own count."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.updates = 0
-        self.shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
-
-    def update(self, model: nn.Module) -> None:
-        self.updates += 1
-        for name, parameter in model.named_parameters():
-            self.shadow[name].lerp_(parameter.detach(), 0.1)
-
-    def state_dict(self) -> dict:
-        return {"updates": self.updates, "shadow": self.shadow}
-
-    def load_state_dict(self, state: dict) -> None:
-        self.updates, self.shadow = state["updates"], state["shadow"]
-
-
 def test_averages_are_a_second_copy() -> None:
     model = nn.Linear(40, 40)
     average, swa = Average(model), torch.optim.swa_utils.AveragedModel(model)
@@ -142,85 +123,6 @@ def test_averages_are_a_second_copy() -> None:
     with torch.no_grad():
         model2.weight.add_(1)
     assert same(held, expected)
-
-
-def draw() -> list[object]:
-    return [
-        random.random(),
-        random.gauss(0, 1),
-        np.random.rand(),
-        float(np.random.randn()),
-        torch.rand(3).tolist(),
-        torch.randn(1).tolist(),
-    ]
-
-
-@pytest.mark.parametrize("drawn", range(4))
-def test_generators_of_the_process(drawn: int) -> None:
-    random.seed(100)
-    np.random.seed(100)
-    torch.manual_seed(100)
-    for _ in range(drawn):
-        draw()
-        np.random.randn()
-    state = State({})
-    survey = state.survey()
-    state.values(survey)
-    np.random.randn()
-    saved = save_state(state)
-    reference = [draw() for _ in range(5)]
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
-    restore_state(saved, State({}))
-    assert [draw() for _ in range(5)] == reference
-    kept = torch.get_rng_state()
-    restore_state(saved, State({}, rng=False))
-    assert torch.equal(torch.get_rng_state(), kept)
-
-
-def test_numpys_normal_number_in_stock_is_seen() -> None:
-    np.random.seed(4)
-    state = State({})
-    survey = state.survey()
-    np.random.randn()
-    one = np.random.get_state(legacy=False)["has_gauss"]
-    state.values(survey)
-    np.random.randn()
-    two = np.random.get_state(legacy=False)["has_gauss"]
-    assert (one, two) == (1, 0), "the second number came out of the stock: the generator's words did not change"
-    saved = save_state(state)
-    reference = np.random.randn(3).tolist()
-    restore_state(saved, State({}))
-    assert np.random.randn(3).tolist() == reference
-
-
-def test_generators_the_user_hands_over() -> None:
-    def made() -> dict[str, object]:
-        return {
-            "torch": torch.Generator(),
-            "python": random.Random(1),
-            "numpy": np.random.default_rng(1),
-            "legacy": np.random.RandomState(1),
-            "philox": np.random.Generator(np.random.Philox(1)),
-        }
-
-    def use(g: dict) -> list[float]:
-        return [
-            torch.rand(1, generator=g["torch"]).item(),
-            g["python"].random(),
-            g["numpy"].random(),
-            g["legacy"].randn(),
-            g["philox"].random(),
-        ]
-
-    source = made()
-    use(source)
-    saved = save(g=source, alone=source["torch"])
-    reference = use(source)
-    target = made()
-    restore(saved, g=target, alone=target["torch"])
-    assert use(target) == reference
 
 
 VALUES = {
@@ -378,62 +280,6 @@ def test_values_are_isolated_from_later_changes() -> None:
     assert not same(tree, expected)
 
 
-def test_changes_between_saves() -> None:
-    tensor = torch.ones(2)
-    box = Average(nn.Linear(2, 2))
-    tree: dict = {"step": 0, "t": tensor, "more": None}
-    state = State({"s": tree, "box": box}, rng=False)
-    survey, _ = state.observe(None)
-    tree["step"] = 1
-    again, values = state.observe(survey)
-    assert again is survey and b'"step":1' in bytes(values.encode())
-    for change in (
-        lambda: tree.update(more=torch.zeros(1)),
-        lambda: tree.update(t=torch.ones(2)),
-        lambda: tree.pop("t"),
-        lambda: box.shadow.update(weight=torch.zeros(2, 2)),
-        lambda: box.shadow.pop("bias"),
-        lambda: tree.update(new=[torch.ones(1)]),
-    ):
-        change()
-        with pytest.raises(OutdatedError):
-            state.values(survey)
-        survey, _ = state.observe(survey)
-        assert state.observe(survey)[0] is survey
-    tree["odd"] = object()
-    with pytest.raises(StateError, match=r"s\.odd"):
-        state.observe(survey)
-
-
-def test_an_optimizers_changes_are_seen() -> None:
-    model = nn.Linear(2, 2)
-    extra = nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    state = State({"m": model, "o": optimizer}, rng=False)
-    survey, _ = state.observe(None)
-    optimizer.param_groups[0]["lr"] = 0.2
-    assert state.observe(survey)[0] is survey
-    optimizer.param_groups[0]["momentum"] = 0.9
-    model.weight.grad = torch.ones(2, 2)
-    optimizer.step()
-    assert not state.fits(survey)
-    survey, _ = state.observe(survey)
-    optimizer.step()
-    assert state.observe(survey)[0] is survey
-    optimizer.add_param_group({"params": [extra]})
-    assert state.observe(survey)[0] is not survey
-
-
-def test_an_optimizer_that_came_later_guards_nothing() -> None:
-    parameter = nn.Parameter(torch.ones(2000))
-    tree: dict = {"w": parameter}
-    state = State({"s": tree}, rng=False)
-    tree["o"] = torch.optim.SGD([parameter])
-    survey, _ = state.observe(None)
-    assert state.optimizers == [] and not any(survey.tracked)
-    assert any(State({"s": tree}, rng=False).survey().tracked)
-
-
 def test_names_of_roots_are_escaped_too() -> None:
     roots = {"a.b": {"x": torch.ones(1)}, "a": {"b": {"x": torch.zeros(1)}}, "c[0]": [torch.ones(2)]}
     saved = save(**roots)
@@ -442,63 +288,6 @@ def test_names_of_roots_are_escaped_too() -> None:
     for name in ("", "__metadata__"):
         with pytest.raises(StateError, match="no name"):
             save(**{name: {}})
-
-
-@pytest.mark.parametrize("user_guards", [False, True])
-def test_what_is_copied_within_save(user_guards: bool) -> None:
-    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(2048), nn.Linear(64, 64))
-    optimizer = torch.optim.Adam(model[0].parameters())
-    for parameter in model[0].parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-
-    class Other:
-        param_groups: tuple = ()
-        moments = torch.zeros(2000)
-
-        def step(self) -> None: ...
-        def zero_grad(self) -> None: ...
-        def state_dict(self) -> dict:
-            return {"moments": self.moments}
-
-        def load_state_dict(self, state: dict) -> None: ...
-
-    state = State(
-        {"m": model, "o": optimizer, "ema": Average(model), "other": Other(), "alias": {"w": model[0].weight}},
-        rng=False,
-        user_guards=user_guards,
-    )
-    assert state.optimizers == [optimizer]
-    survey = state.survey()
-    by_name = dict(zip([e.name for e in survey.layout.entries], survey.tracked, strict=True))
-    guarded = {name for name, tracked in by_name.items() if tracked}
-    expected = {"m.0.weight", "o.0.weight.exp_avg", "o.0.weight.exp_avg_sq"}
-    if user_guards:
-        expected |= {"m.2.weight", "other.moments", "m.1.weight", "m.1.bias"}
-    assert guarded == expected
-    assert sorted(survey.at_once) == [index for index, tracked in enumerate(survey.tracked) if not tracked]
-
-
-def test_addresses_are_read_afresh() -> None:
-    model = nn.Linear(8, 8)
-    state = State({"m": model}, rng=False)
-    for value in range(4):
-        for parameter in model.parameters():
-            parameter.data = torch.full_like(parameter, value)
-        model.double().float()
-        tree = load(save_state(state))["m"]
-        assert all(bool((tensor == value).all()) for tensor in tree.values())
-
-
-def test_a_state_that_changes_shape_and_type_between_saves() -> None:
-    small, big = {"a": torch.ones(3), "b": torch.ones(2)}, {"a": torch.ones(3000), "b": torch.ones(2)}
-    one, two = {"s": {}}, {"s": {}}
-    states = State(one, rng=False), State(two, rng=False)
-    for tree in (small, small, big, small, {k: v.bfloat16() for k, v in big.items()}, {"b": big["b"]}, {}):
-        for roots, state in zip((one, two), states, strict=True):
-            roots["s"].clear()
-            roots["s"].update(tree)
-            assert same(load(save_state(state))["s"], tree)
 
 
 def test_step_in_the_state_is_the_step_that_is_restored() -> None:
