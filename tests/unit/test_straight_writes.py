@@ -174,6 +174,7 @@ class Bench:
 
     def _write(self, order: w.Write, then: Callable[[Answer], None]) -> None:
         self.orders.append(order)
+        self.then = then
         assert self.places.reserve() is None  # nobody gets the place meanwhile
         if self.answers:
             said = self.answers.pop(0)
@@ -260,3 +261,15 @@ def test_an_agent_that_leaves_waits_for_no_vault(tmp_path: Path) -> None:
     bench = Bench("")
     assert bench.write(tmp_path / "image", lambda: bench.orders and bench.writes.close()) == 2
     assert not said()
+    assert bench.advanced == 1  # not once it leaves
+
+
+def test_an_answer_that_comes_when_the_agent_leaves_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(straight_writes, "PATIENCE_SECONDS", 0.01)
+    bench = Bench()
+    assert bench.write(tmp_path / "image") == 0
+    bench.writes.close()
+    bench.then(w.Stuck(id=1, reason="the vault is gone"))
+    assert bench.advanced == 0 and bench.places.reserve() == 0

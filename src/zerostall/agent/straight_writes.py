@@ -114,7 +114,8 @@ class StraightWrites:
                 case w.Stuck():
                     self.reason = answer.reason
                     told.put(answer.reason)
-            self._advance()  # its place may be wanted
+            if not self._closed:
+                self._advance()  # its place may be wanted
 
         self._waiting.add(told)
         order = w.Write(
