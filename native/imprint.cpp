@@ -127,6 +127,14 @@ bool Imprint::take(PyObject* tensor, const void* shape, int64_t version) {
   return true;
 }
 
+Imprint::Kept Imprint::kept_by(PyObject* twin) const {
+  const std::byte* const other = taken() && counter_ != nullptr ? inner_address(twin) : nullptr;
+  if (other == nullptr || words_of(other) * 8 <= std::max(places_.storage, places_.counter) ||
+      !leads(other, places_.storage, storage_) || !leads(other, places_.counter, counter_))
+    return {};
+  return {counter_, storage_, data_};
+}
+
 // What a tensor's objects have in common with those of a tensor that shares its storage and its counter, and
 // with no other's.
 bool Imprint::find_places() {

@@ -42,14 +42,39 @@ class Imprint {
     return taken() && leads(tensor, places_.impl, impl_) && leads(impl_, places_.storage, storage_) &&
            leads(storage_, places_.data, data_);
   }
-  int64_t version() const {
-    return __atomic_load_n(reinterpret_cast<const uint32_t*>(counter_ + places_.version), __ATOMIC_RELAXED);
+  // Whether it has the storage it had, whatever the memory of that.
+  bool stays(const _object* tensor) const {
+    return taken() && leads(tensor, places_.impl, impl_) && leads(impl_, places_.storage, storage_);
+  }
+  int64_t version() const { return counted_at(counter_); }
+
+  // What a tensor that shares storage and counter with this one keeps alive: no owner need be asked for it.
+  struct Kept {
+    const std::byte *counter = nullptr, *storage = nullptr, *data = nullptr;  // no counter: nothing is kept
+
+    int64_t version() const { return counted_at(counter); }
+    bool in_place() const { return leads(storage, places_.data, data); }
+    [[gnu::always_inline]] void fetch() const {
+      if (counter == nullptr) return;
+      prefetch(counter + places_.version);
+    }
+    [[gnu::always_inline]] void fetch_data() const {
+      if (counter == nullptr) return;
+      prefetch(storage + places_.data);
+    }
+  };
+  // What `twin` keeps of this, if it shares all of it.
+  Kept kept_by(_object* twin) const;
+  // Whether that is what kept_by() would say: nothing where no imprint, or none with a counter, is taken.
+  bool shares(const Kept& kept) const {
+    if (!taken() || counter_ == nullptr) return kept.counter == nullptr;
+    return kept.counter == counter_ && kept.storage == storage_ && kept.data == data_;
   }
 
   // What same() and version() read, beside the tensor.
   std::array<const std::byte*, 3> blocks() const { return {impl_, storage_, counter_}; }
 
-  // Ask for the memory that same() and version(), or counted(), version() and in_place(), will read.
+  // Ask for the memory that same() and version() will read.
   [[gnu::always_inline]] void fetch(const _object* tensor) const {
     if (!taken()) return;
     prefetch(address(tensor, places_.impl));
@@ -57,12 +82,11 @@ class Imprint {
     prefetch(storage_ + places_.data);
     if (counter_ != nullptr) prefetch(counter_ + places_.version);
   }
-  [[gnu::always_inline]] void fetch_counter(const _object* tensor) const {
-    if (!taken() || counter_ == nullptr) return;
+  // Likewise for stays().
+  [[gnu::always_inline]] void fetch_owners(const _object* tensor) const {
+    if (!taken()) return;
     prefetch(address(tensor, places_.impl));
-    prefetch(impl_ + places_.counter);
-    prefetch(counter_ + places_.version);
-    prefetch(storage_ + places_.data);
+    prefetch(impl_ + places_.storage);
   }
 
  private:
@@ -81,6 +105,9 @@ class Imprint {
   }
   static bool leads(const void* block, uint16_t place, const std::byte* to) {
     return *reinterpret_cast<const std::byte* const*>(address(block, place)) == to;
+  }
+  static int64_t counted_at(const std::byte* counter) {
+    return __atomic_load_n(reinterpret_cast<const uint32_t*>(counter + places_.version), __ATOMIC_RELAXED);
   }
   uint64_t sum() const;
 

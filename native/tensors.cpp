@@ -33,6 +33,7 @@ std::vector<int64_t> in_bytes(const int64_t* strides, size_t n, int64_t item) {
 // smaller one: each look would wait for memory several times in a row. Asked for this many tensors ahead, the
 // lines are there in time.
 constexpr size_t kAhead = 16;
+constexpr size_t kAheadOfCounters = 64;  // of which a tensor has one line
 
 }  // namespace
 
@@ -84,6 +85,7 @@ Tensors::Tensors(const std::vector<PyObject*>& objects, const std::vector<bool>&
   geometries->reserve(objects.size());
   entries_.reserve(objects.size());
   facts_.resize(objects.size());
+  watched_.resize(objects.size());
   data_.reserve(objects.size());
   for (size_t k = 0; k < objects.size(); ++k) {
     Entry& entry = entries_.emplace_back();
@@ -127,8 +129,9 @@ Geometry Tensors::describe(size_t index, bool exchange, int16_t& place) {
   if (torch && (truth_of(call(entry.object, "is_conj")) || truth_of(call(entry.object, "is_neg"))))
     throw Refusal{
         "it is a lazy conjugate or negative; its memory holds other values (see resolve_conj, resolve_neg)"};
-  entry.version = entry.tracked ? version_of(entry.object) : 0;
-  if (entry.version < 0)
+  int64_t& version = watched_[index].version;
+  version = entry.tracked ? version_of(entry.object) : 0;
+  if (version < 0)
     throw Refusal{"it has no version counter to track (an inference tensor, or no tensor)"};
 
   dlpack::Tensor seen{};
@@ -164,12 +167,26 @@ Geometry Tensors::describe(size_t index, bool exchange, int16_t& place) {
   if (geometry.nbytes != 0 && data_.back() == nullptr && !elsewhere_) throw Refusal{"it has no memory"};
   // An array keeps its memory itself; what is not tracked in host memory is read before `save` returns.
   entry.leaves = geometry.nbytes != 0 && (place != Arrays::kHost || (entry.tracked && torch));
+  if (facts.api != nullptr) entry.imprint.take(entry.object, seen.shape, entry.tracked ? version : -1);
   if (entry.leaves) hold(index);
-  if (facts.api != nullptr) entry.imprint.take(entry.object, seen.shape, entry.tracked ? entry.version : -1);
   return geometry;
 }
 
+// A twin keeps the counter, too, so that moved() finds it without asking the tensor.
+bool Tensors::hold_twin(size_t index) {
+  Entry& entry = entries_[index];
+  watched_[index].kept = {};
+  if (!entry.tracked || !entry.imprint.taken()) return false;
+  Ref twin = call(entry.object, "detach");
+  watched_[index].kept = entry.imprint.kept_by(twin.get());
+  if (watched_[index].kept.counter == nullptr) return false;
+  facts_[index].held_at = data_[index];
+  Py_XDECREF(std::exchange(facts_[index].held, twin.release()));
+  return true;
+}
+
 void Tensors::hold(size_t index) {
+  if (hold_twin(index)) return;
   Facts& facts = facts_[index];
   Ref storage = call(entries_[index].object, "untyped_storage");
   facts.begins = memory_of(storage.get());
@@ -189,12 +206,14 @@ bool Tensors::exchanged(size_t index) const {
 void Tensors::let_go() noexcept {
   for (size_t k = 0; k < entries_.size(); ++k) {
     Entry& entry = entries_[k];
-    if (k + kAhead < entries_.size()) entries_[k + kAhead].imprint.fetch(entries_[k + kAhead].object);
-    if (!entry.leaves || entry.imprint.same(entry.object) || facts_[k].held == nullptr) continue;
+    if (k + kAhead < entries_.size())
+      entries_[k + kAhead].imprint.fetch_owners(entries_[k + kAhead].object);
+    if (!entry.leaves || entry.imprint.stays(entry.object) || facts_[k].held == nullptr) continue;
     std::byte* data = nullptr;
     const int64_t* shape = nullptr;
     if (look(k, data, shape) && data == facts_[k].held_at) continue;
     entry.imprint.forget();
+    watched_[k].kept = {};
     Py_DECREF(std::exchange(facts_[k].held, nullptr));
   }
 }
@@ -263,22 +282,25 @@ bool Tensors::look_by_calls(size_t index, std::byte*& data) const {
 
 bool Tensors::ask_anew(size_t index) {
   Entry& entry = entries_[index];
+  Watched& watched = watched_[index];
   const int64_t* shape = nullptr;
   entry.imprint.forget();
   bool fits = look(index, data_[index], shape);
   if (data_[index] == nullptr && (*geometries_)[index].nbytes != 0 && !elsewhere_) fits = false;
-  if (entry.leaves && (facts_[index].held == nullptr || facts_[index].held_at != data_[index])) {
+  if (entry.tracked) {
+    watched.version = version_of(entry.object);
+    if (watched.version < 0) fits = false;
+  }
+  if (fits && shape != nullptr)
+    entry.imprint.take(entry.object, shape, entry.tracked ? watched.version : -1);
+  if (entry.leaves && (facts_[index].held == nullptr || facts_[index].held_at != data_[index] ||
+                       !entry.imprint.shares(watched.kept))) {
     try {
       hold(index);
     } catch (const Refusal&) {
       fits = false;
     }
   }
-  if (entry.tracked) {
-    entry.version = version_of(entry.object);
-    if (entry.version < 0) fits = false;
-  }
-  if (fits && shape != nullptr) entry.imprint.take(entry.object, shape, entry.tracked ? entry.version : -1);
   return fits;
 }
 
@@ -290,7 +312,7 @@ std::vector<uint32_t> Tensors::refresh() {
     if (!entry.imprint.same(entry.object)) {
       if (!ask_anew(k)) misfits_.push_back(static_cast<uint32_t>(k));
     } else if (entry.tracked) {
-      entry.version = entry.imprint.version();
+      watched_[k].version = entry.imprint.version();
     }
   }
   return misfits_;
@@ -298,17 +320,27 @@ std::vector<uint32_t> Tensors::refresh() {
 
 std::vector<uint32_t> Tensors::moved(bool exchanges) const {
   std::vector<uint32_t> result;
-  for (size_t k = 0; k < entries_.size(); ++k) {
-    if (k + kAhead < entries_.size()) entries_[k + kAhead].imprint.fetch_counter(entries_[k + kAhead].object);
-    const Entry& entry = entries_[k];
-    if (!entry.tracked) continue;
-    const int64_t now =
-        entry.imprint.counted(entry.object) ? entry.imprint.version() : version_of(entry.object);
-    if (now != entry.version ||
-        (exchanges && entry.leaves && !entry.imprint.in_place(entry.object) && exchanged(k)))
+  for (size_t k = 0; k < watched_.size(); ++k) {
+    if (k + kAheadOfCounters < watched_.size()) {
+      const Imprint::Kept& next = watched_[k + kAheadOfCounters].kept;
+      next.fetch();
+      if (exchanges) next.fetch_data();
+    }
+    const auto& [kept, version] = watched_[k];
+    if (kept.counter != nullptr ? kept.version() != version || (exchanges && !kept.in_place())
+                                : moved_alone(k, exchanges))
       result.push_back(static_cast<uint32_t>(k));
   }
   return result;
+}
+
+// Of a tensor of which nothing is kept that could be asked in its place.
+bool Tensors::moved_alone(size_t index, bool exchanges) const {
+  const Entry& entry = entries_[index];
+  if (!entry.tracked) return false;
+  const int64_t now = entry.imprint.counted(entry.object) ? entry.imprint.version() : version_of(entry.object);
+  return now != watched_[index].version ||
+         (exchanges && entry.leaves && !entry.imprint.in_place(entry.object) && exchanged(index));
 }
 
 bool Tensors::any_within(const std::byte* begin, size_t nbytes) const {

@@ -54,9 +54,14 @@ class Tensors {
   // What refresh() goes through: one line of memory each.
   struct alignas(kLine) Entry {
     _object* object = nullptr;
-    int64_t version = 0;
     Imprint imprint;
     bool tracked = false, leaves = false;  // leaves: it may leave its memory while that is read
+  };
+  static_assert(sizeof(Entry) == kLine);
+  // What moved() goes through.
+  struct Watched {
+    Imprint::Kept kept;  // by what is held of the tensor
+    int64_t version = 0;
   };
   // What it takes to ask torch anew.
   struct Facts {
@@ -67,7 +72,8 @@ class Tensors {
     size_t extent = 0;                   // into extents_: the shape, then the strides in the producer's unit
     _object* dtype = nullptr;            // of those asked by method calls
     _object* place = nullptr;            // their torch.device
-    _object* held = nullptr;             // the storage, as refresh() saw it, of one that leaves
+    // Of one that leaves, as refresh() saw it: a twin that shares storage and counter, or only the storage.
+    _object* held = nullptr;
     const std::byte* held_at = nullptr;  // the tensor's memory then, and
     const std::byte* begins = nullptr;   // the storage's
   };
@@ -81,11 +87,14 @@ class Tensors {
   bool look_by_calls(size_t index, std::byte*& data) const;
   void remember(Facts& facts, const int64_t* shape, const int64_t* strides);
   void hold(size_t index);
+  bool hold_twin(size_t index);
+  bool moved_alone(size_t index, bool exchanges) const;
   bool exchanged(size_t index) const;
   Arrays arrays() const;
   void drop() noexcept;
 
   std::vector<Entry> entries_;
+  std::vector<Watched> watched_;
   std::vector<Facts> facts_;
   std::vector<int64_t> extents_;
   std::vector<std::byte*> data_;

@@ -201,7 +201,8 @@ def test_an_imprint_tells_what_torch_would(change: str) -> None:
         assert seen.refresh() == asked.refresh() == []
     with torch.no_grad():
         changes()[change](tensor)
-    assert seen.moved() == asked.moved()
+    # Asked, the tensor tells of another counter now. The one of the memory that is read has not moved.
+    assert seen.moved() == ([] if change == "swapped" else asked.moved())
     assert seen.refresh() == asked.refresh()
     assert seen.pointers == asked.pointers
     other.add_(1)
@@ -247,6 +248,35 @@ def test_versions_are_those_of_the_counter_shared_by_views() -> None:
     assert seen.moved() == [0, 1, 2]
     seen.refresh()
     assert seen.moved() == []
+
+
+def test_writes_to_the_memory_that_is_read_are_told_wherever_the_tensor_is() -> None:
+    tensor, other = torch.zeros(4, 6), torch.ones(4, 6)
+    seen = Tensors([tensor], [True])
+    seen.refresh()
+    torch.utils.swap_tensors(tensor, other)
+    tensor.add_(1)
+    assert seen.moved() == []
+    other.add_(1)  # it has that memory now
+    assert seen.moved() == [0]
+    seen.let_go()
+    assert seen.refresh() == [] and seen.moved() == []
+    other.add_(1)
+    assert seen.moved() == []
+    tensor.add_(1)
+    assert seen.moved() == [0]
+
+
+def test_what_is_held_of_a_tensor_keeps_nothing_from_it() -> None:
+    tensor = torch.nn.Parameter(torch.zeros(4, 6))
+    seen = Tensors([tensor], [True])
+    seen.refresh()
+    torch.utils.swap_tensors(tensor, torch.nn.Parameter(torch.ones(4, 6)))  # refuses one that somebody else holds
+    tensor.data.resize_(2, 3)
+    with torch.no_grad():
+        tensor.set_(torch.zeros(2, 2).untyped_storage(), 0, (2, 2), (2, 1))
+    (tensor * 2).sum().backward()
+    assert tensor.grad is not None and seen.refresh() == [0]
 
 
 def test_memory_that_was_let_go_of_is_held_again() -> None:
