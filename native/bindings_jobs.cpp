@@ -1,4 +1,5 @@
 #include "bindings.hpp"
+#include "bindings_still.hpp"
 #include "error.hpp"
 #include "scatter.hpp"
 #include "tensors.hpp"
@@ -49,6 +50,10 @@ struct CaptureOrder {
                                     true, {sampling.first, sampling.second});
         },
         at_once->size() < kBrief);
+  }
+  std::unique_ptr<Capture> begin_at_rest(Still& still, uint64_t image, const Streams& streams, bool forecast,
+                                         std::pair<uint64_t, uint64_t> sampling) const {
+    return still.same() ? begin(image, streams, forecast, sampling) : nullptr;
   }
 };
 
@@ -196,14 +201,18 @@ void bind_copies(nb::module_& m) {
           "pool"_a, "plan"_a, "sources"_a, nb::kw_only(), "at_once"_a, "announce"_a = -1,
           nb::sig("def __init__(self, pool: Pool, plan: Plan, sources: Tensors, *, at_once: Pieces, "
                   "announce: int = -1) -> None"))
-      .def(
-          "begin", &CaptureOrder::begin, "image"_a, "streams"_a = Streams(), "forecast"_a = false,
-          "sampling"_a = std::pair<uint64_t, uint64_t>(),
-          nb::sig("def begin(self, image: int, streams: collections.abc.Sequence[tuple[Device, int]] = (), "
-                  "forecast: bool = False, sampling: tuple[int, int] = (0, 0)) -> Capture | None"),
-          "A capture that is held, into the image at that address, after sources.refresh(); None where that "
-          "found some that are no longer what they were. `streams` and `sampling` as of Capture; `forecast`: "
-          "as its ahead=None, else a guard waits for all chunks.");
+      // Without names and defaults, which take nanobind longer.
+      .def("begin", &CaptureOrder::begin,
+           nb::sig("def begin(self, image: int, streams: collections.abc.Sequence[tuple[Device, int]], "
+                   "forecast: bool, sampling: tuple[int, int], /) -> Capture | None"),
+           "A capture that is held, into the image at that address, after sources.refresh(); None where that "
+           "found some that are no longer what they were. `streams` and `sampling` as of Capture; `forecast`: "
+           "as its ahead=None, else a guard waits for all chunks.")
+      .def("begin_at_rest", &CaptureOrder::begin_at_rest,
+           nb::sig("def begin_at_rest(self, still: Still, image: int, "
+                   "streams: collections.abc.Sequence[tuple[Device, int]], forecast: bool, "
+                   "sampling: tuple[int, int], /) -> Capture | None"),
+           "Likewise; None also where `still` is not the same.");
 
   nb::class_<Scatter, Job>(m, "Scatter", "Image to tensors.")
       .def(

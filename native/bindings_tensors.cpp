@@ -1,9 +1,7 @@
 #include "bindings.hpp"
-#include "block.hpp"
-#include "error.hpp"
+#include "bindings_still.hpp"
 #include "huge_pages.hpp"
 #include "tensors.hpp"
-#include "watch.hpp"
 
 namespace zs::python {
 namespace {
@@ -19,33 +17,20 @@ int clear_watch(PyObject* self) {
   return 0;
 }
 
-// Watches and blocks, kept and asked together.
-class Still {
- public:
-  explicit Still(nb::iterable items) {
-    for (nb::handle item : items) {
-      kept_.push_back(nb::borrow(item));
-      if (nb::isinstance<zs::Block>(item))
-        blocks_.push_back(nb::inst_ptr<zs::Block>(item));
-      else if (nb::isinstance<zs::Watch>(item))
-        watches_.push_back(nb::inst_ptr<zs::Watch>(item));
-      else
-        throw zs::Error(zs::Kind::usage, "only blocks and watches tell whether they are still the same");
-    }
-  }
-  bool same() {
-    for (const zs::Block* block : blocks_) block->fetch();
-    for (zs::Watch* watch : watches_)
-      if (!watch->same()) return false;
-    for (const zs::Block* block : blocks_)
-      if (!block->same()) return false;
-    return true;
-  }
+int traverse_still(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  return nb::inst_ready(self) ? nb::inst_ptr<Still>(self)->traverse(visit, arg) : 0;
+}
 
- private:
-  std::vector<nb::object> kept_;
-  std::vector<const zs::Block*> blocks_;
-  std::vector<zs::Watch*> watches_;
+int clear_still(PyObject* self) {
+  if (nb::inst_ready(self)) nb::inst_ptr<Still>(self)->drop();
+  return 0;
+}
+
+PyType_Slot still_slots[] = {
+    {Py_tp_traverse, reinterpret_cast<void*>(traverse_still)},
+    {Py_tp_clear, reinterpret_cast<void*>(clear_still)},
+    {0, nullptr},
 };
 
 PyType_Slot watch_slots[] = {
@@ -91,10 +76,12 @@ void bind_tensors(nb::module_& m) {
       .def("__len__", &zs::Block::size)
       .def("same", &zs::Block::same);
 
-  nb::class_<Still>(m, "Still", "Blocks and watches that are asked together.")
-      .def(nb::init<nb::iterable>(), "items"_a,
-           nb::sig("def __init__(self, items: collections.abc.Iterable[Block | Watch]) -> None"))
-      .def("same", &Still::same, "Is each the same?");
+  nb::class_<Still>(m, "Still", nb::type_slots(still_slots), "Blocks and watches that are asked together.")
+      .def(nb::init<nb::iterable, nb::iterable>(), "items"_a, "untouched"_a = nb::make_tuple(),
+           nb::sig("def __init__(self, items: collections.abc.Iterable[Block | Watch], "
+                   "untouched: collections.abc.Iterable[Watch] = ()) -> None"))
+      .def("same", &Still::same,
+           "Is each the same, and were those that are to be `untouched` not even written to?");
 
   nb::class_<zs::Tensors>(m, "Tensors",
                           "Tensors or numpy arrays, in the order of a plan's pieces; keeps them alive.")

@@ -74,7 +74,11 @@ class Capture final : public Job, private Landing {
                                         std::vector<Training> trainings = {}, uint64_t ahead = UINT64_MAX,
                                         bool held = false, Sampling sampling = {}, CUdeviceptr peer = 0);
   ~Capture() override;
-  using Job::start_soon;
+  // Lets the pool's threads begin, a moment later. Where devices have a part in it their threads, which are
+  // awake anyway, let them, and this costs nothing.
+  void start_soon() {
+    if (drains_.empty()) Job::start_soon();
+  }
 
   // Returns when no source in host memory will be read any more, and none on a device by anything that its
   // training stream does not wait for. Pending chunks are moved out of the way while `freeze_bytes` last
@@ -141,6 +145,7 @@ class Capture final : public Job, private Landing {
   static void check(const Plan& plan, const Arrays& sources, std::span<const Training> trainings);
   static Drain drain_of(const Plan& plan, const Arrays& sources, std::byte* image, const AtOnce& at_once,
                         Training training, uint64_t ahead, CUdeviceptr peer);
+  void begun() noexcept override { ask_for_workers(); }
   void landed(std::span<const uint64_t> chunks) noexcept override;
   void dropped(uint64_t chunks, std::exception_ptr why) noexcept override;
   void start_lanes();

@@ -306,6 +306,7 @@ bool Device::turn(std::unique_lock<std::mutex>& lock) {
     landed.push_back(part.name);
     part.frozen = {};
   }
+  const bool fresh = !std::exchange(lane->begun_told, true);
   bool moved = !landed.empty();
   if (moved) moved_ = Clock::now();
   try {
@@ -332,8 +333,9 @@ bool Device::turn(std::unique_lock<std::mutex>& lock) {
     if (lane->forecast) look_back(1 - lane->times);  // the device may not have come by at the beginning
     lanes_.pop_front();
   }
-  if (!moved && !over) return false;
+  if (!moved && !over && !fresh) return false;
   lock.unlock();
+  if (fresh) lane->landing->begun();
   if (!landed.empty()) lane->landing->landed(landed);
   if (error) lane->landing->dropped(dropped, error);
   if (over) lane->keep.reset();  // outside the lock: the last reference to a job may die here

@@ -19,6 +19,7 @@ namespace zs {
 // Who wants to know how the parts fare. Called by the device's thread and by a guard, without any lock held.
 class Landing {
  public:
+  virtual void begun() noexcept {}  // the device's thread has come to the lane; once
   virtual void landed(
       std::span<const uint64_t> parts) noexcept = 0;  // their bytes can be seen by this thread
   virtual void dropped(uint64_t parts, std::exception_ptr why) noexcept = 0;  // these will never land
@@ -57,6 +58,7 @@ struct Lane {
   // them: mostly the copy thread, so that what is long to write down takes no time of `begin`.
   std::function<void(Lane&)> fill;
   CUevent ordered = nullptr;  // until the copy stream waits for it: what training had been given at `begin`
+  bool begun_told = false;    // landing was told that it has
   bool pooled = false;        // it goes back to the device's pool
   std::vector<cuda::Copy> copies;
   std::vector<Part> parts;

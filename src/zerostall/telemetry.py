@@ -103,18 +103,19 @@ class Stats:
             _keep_last(samples)
         self._untold.append(seconds)
 
-    def record_guard(self, seconds: float) -> None:
-        self.guard_seconds.append(seconds)
-        _keep_last(self.guard_seconds)
+    def record_guard(self, seconds: float, free: float) -> None:
+        """A guard took so long; it came `free` seconds after the save began."""
+        guards = self.guard_seconds
+        guards.append(seconds)
+        self.free_seconds.append(free)
+        if len(guards) > 2 * _MOST_KEPT:
+            _keep_last(guards)
+            _keep_last(self.free_seconds)
         self._untold.append(seconds)
 
     def take_stalls(self) -> tuple[float, ...]:
         """Each time training was held since this was asked last, by a call or a guard. Any one thread."""
         return tuple(self._untold.popleft() for _ in range(len(self._untold)))
-
-    def record_free(self, seconds: float) -> None:
-        self.free_seconds.append(seconds)
-        _keep_last(self.free_seconds)
 
     def record_drain(self, seconds: float) -> None:
         self.drain_seconds.append(seconds)

@@ -202,7 +202,7 @@ def test_auto_chooses_by_what_was_measured_and_says_so(tmp_path: Path, caplog: p
             ckpt.save(2 * number).wait("host", timeout=60)
             stats.record_drain(drain)
             optimizer.step()  # the guard's own measurement
-            stats.record_free(free)
+            stats.record_guard(0.0, free)
             expected[2 * number + 1] = clones(model, optimizer)
             ckpt.save(2 * number + 1)
             optimizer.step()

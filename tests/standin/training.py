@@ -89,6 +89,7 @@ class State:
     optimizers: tuple[object, ...] = ()
 
     at_once = ("t1", "t3", "host")
+    reads = 0
     other: str | None = None
     """Another rank, that shares all tensors on devices: "alike", "odd"; None for none."""
 
@@ -137,6 +138,9 @@ class State:
         from zerostall.core import values
 
         return SimpleNamespace(encode=lambda: values.encode({"stand": "in"}, "values"), let_go=lambda: None)
+
+    def rest(self, survey: object, values: object) -> None:
+        return None
 
     def targets(self, stored: Any, *_: object, **__: object) -> Any:
         assert stored.layout.digest == self.layout.digest

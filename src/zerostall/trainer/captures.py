@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from zerostall import config, native
 from zerostall.core import layout as layouts
 from zerostall.core.layout import CHUNK, Layout
@@ -15,17 +13,14 @@ from zerostall.telemetry import log
 from zerostall.trainer.devices import Devices, Straightened
 from zerostall.trainer.finite import FiniteCheck
 from zerostall.trainer.memory import Memory, Shelf
-from zerostall.trainer.source_checks import SourceChecks
-from zerostall.trainer.state import OutdatedError, State, Survey, Values
-from zerostall.trainer.state.proving import Proof
+from zerostall.trainer.state import OutdatedError, Rest, State, Survey
+from zerostall.trainer.taken import Taken
 from zerostall.wire import messages as m
 from zerostall.wire.notice import Notice
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Sequence
-
-    import torch
+    from collections.abc import Callable
 
     from zerostall.config import WhenBusy
     from zerostall.trainer.link import Link
@@ -33,6 +28,7 @@ if TYPE_CHECKING:
     from zerostall.trainer.mappings import Mappings
     from zerostall.trainer.options import Options
     from zerostall.trainer.policies import Policies
+    from zerostall.trainer.source_checks import SourceChecks
 
 _BUSY_SECONDS = 480.0  # less than the ten minutes that other ranks wait for this one in a collective of NCCL's
 _SAID_SECONDS = 30.0
@@ -41,51 +37,6 @@ _NO_AGENT_SECONDS = 60.0
 STRETCH = 4 * CHUNK
 _ALL = 2**64 - 1
 """Where a guard only waits, a device is given all chunks at once."""
-
-
-class Taken(msgspec.Struct, eq=False):
-    """An image that is being captured; the values are of the same instant. `capture.start()` begins it."""
-
-    slot: int
-    layout: Layout
-    capture: native.Capture
-    sources: native.Tensors
-    values: Values
-    devices: Devices
-    memory: Memory
-    finite: FiniteCheck | None
-    checks: SourceChecks
-    stowed: m.Stowed | None = None
-    peer: native.Peer | None = None  # must stay open while it is captured into
-    proof: Proof | None = None  # must succeed before this is sealed
-
-    def ghosts(self) -> list[str]:
-        """Names of tensors of which other bytes arrived than their device held; only once the capture is done.
-
-        What was stowed has not arrived yet: the vault is told what the device held.
-        """
-        if self.stowed is not None:
-            self.stowed = msgspec.structs.replace(self.stowed, samples=tuple(self.capture.samples()))
-            return []
-        return self.checks.offenders(self.capture, self.layout)
-
-    def not_finite(self) -> list[str]:
-        """Names of tensors that must be finite and are not; only once the capture is done."""
-        return self.finite.offenders(self.memory.address(self.slot)) if self.finite is not None else []
-
-    def changed(self, *, exchanged: bool) -> list[str]:
-        """Names of tensors that were written to since this began; with `exchanged`, also of those whose memory was."""
-        return [self.layout.entries[index].name for index in self.sources.moved(exchanged=exchanged)]
-
-    def reads(self, storage: torch.UntypedStorage) -> bool:
-        """Whether something in that memory is captured."""
-        return self.sources.any_within(storage.data_ptr(), storage.nbytes())
-
-    def protect(self, freeze_bytes: int, left: Sequence[int], kept: Sequence[tuple[int, int]]) -> native.Protection:
-        """Return when no source is read any more, or by nothing that the streams of this thread do not wait for."""
-        if self.proof is not None:
-            self.proof.await_read()
-        return self.capture.protect(freeze_bytes=freeze_bytes, streams=self.devices.now(), left=left, kept=kept)
 
 
 class Captures:
@@ -137,6 +88,7 @@ class Captures:
         self._order: native.CaptureOrder | None = None  # what captures have in common that need nothing else
         self._coarse_plan: native.Plan | None = None
         self._finite: FiniteCheck | None = None
+        self._rest: Rest | None = None  # of the state, by what was read of it at the save before
 
     def take(self, when_busy: WhenBusy) -> Taken | None:
         """Begin to capture the state as it is now; None when no slot is free and the caller does not wait.
@@ -147,13 +99,37 @@ class Captures:
             AgentError: there is no agent to borrow memory from.
             CapacityError: its budget is too small.
         """
-        taken: Taken | None = None
+        if self._rest is not None:
+            taken = self._take_at_rest(self._rest)
+            if taken is not None:
+                return taken
+            self._rest = None
+        taken = None
         try:
             taken = self._take(when_busy)
         finally:
             if taken is None and self._survey is not None and self._survey.proof is not None:
                 self._survey.proof.await_read()  # there is nothing for the guard to watch
         return taken
+
+    def _take_at_rest(self, rest: Rest) -> Taken | None:
+        """As `take`, of a state of which nothing but tensors has changed; None where that may be otherwise."""
+        shelf, memory, sources, order = self._shelf, self._shelf.memory, self._sources, self._order
+        if rest.reads != self._state.reads or memory is None or memory.layout is not rest.survey.layout:
+            return None
+        if order is None or sources is None or self._lockers.wanted or (slot := shelf.take()) is None:
+            return None
+        try:
+            self._settle()
+            if self._policies.asked == "auto":
+                self._judge(rest.survey, sources)
+            return self._capture(rest.survey, slot, memory, sources, order, rest)
+        except _Changed:
+            shelf.put_back(slot)
+            return None
+        except BaseException:
+            shelf.put_back(slot)
+            raise
 
     def _take(self, when_busy: WhenBusy) -> Taken | None:
         survey = self._survey
@@ -177,7 +153,7 @@ class Captures:
                 raise
             else:
                 if survey.proof is not None and not survey.proof.settled:
-                    taken.proof = survey.proof
+                    taken.proof, self._rest = survey.proof, None
                 return taken
         return None
 
@@ -188,20 +164,40 @@ class Captures:
     def _begin(self, survey: Survey, slot: int) -> Taken:
         memory, sources, order = self._shelf.memory, self._sources, self._order
         assert memory is not None and sources is not None
-        devices, policies = self.devices, self._policies
-        if policies.asked == "auto" and policies.judge(survey.layout.nbytes) and self._on_devices:
-            devices.see(sources.devices, reserve=policies.reserve_bytes())
+        self._judge(survey, sources)
         if order is None or self._lockers.wanted:
             return self._begin_otherwise(survey, slot, memory, sources)
-        values = self._state.values(survey)
+        return self._capture(survey, slot, memory, sources, order, None)
+
+    def _judge(self, survey: Survey, sources: native.Tensors) -> None:
+        policies = self._policies
+        if policies.asked == "auto" and policies.judge(survey.layout.nbytes) and self._on_devices:
+            self.devices.see(sources.devices, reserve=policies.reserve_bytes())
+
+    def _capture(
+        self,
+        survey: Survey,
+        slot: int,
+        memory: Memory,
+        sources: native.Tensors,
+        order: native.CaptureOrder,
+        rest: Rest | None,
+    ) -> Taken:
+        values = self._state.values(survey) if rest is None else rest.values.again()
+        streams, forecast, sampling = (), False, (0, 0)
         if self._on_devices:
-            capture = order.begin(memory.address(slot), devices.now(), policies.redirects, self._checks.next())
+            streams, forecast, sampling = self.devices.now(), self._policies.redirects, self._checks.next()
+        image = memory.begin + slot * memory.stride
+        if rest is None:
+            capture = order.begin(image, streams, forecast, sampling)
         else:
-            capture = order.begin(memory.address(slot))
+            capture = order.begin_at_rest(rest.still, image, streams, forecast, sampling)
         if capture is None:
             raise _Changed
         memory.say(busy=True)
-        return Taken(slot, survey.layout, capture, sources, values, devices, memory, self._finite, self._checks)
+        if rest is None:
+            self._rest = self._state.rest(survey, values)
+        return Taken(slot, survey.layout, capture, sources, values, self.devices, memory, self._finite, self._checks)
 
     def _begin_otherwise(self, survey: Survey, slot: int, memory: Memory, sources: native.Tensors) -> Taken:
         """Where strided tensors are made contiguous first, or the image goes to a peer's memory."""
@@ -243,6 +239,7 @@ class Captures:
     def _survey_anew(self) -> Survey:
         """Walk the whole state."""
         self._settle()
+        self._rest = None
         start = time.perf_counter()
         survey = self._state.survey()
         layout = survey.layout

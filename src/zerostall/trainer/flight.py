@@ -10,8 +10,8 @@ import msgspec
 from zerostall.core.candidates import Past
 from zerostall.core.reading import Memory
 from zerostall.core.roll import Save
-from zerostall.trainer.captures import Taken
 from zerostall.trainer.saving import Saving
+from zerostall.trainer.taken import Taken
 from zerostall.trainer.tears import Tears
 
 if TYPE_CHECKING:
@@ -57,8 +57,10 @@ class Flight(msgspec.Struct, eq=False):
     def step(self) -> int:
         return self.name.step
 
-    def protect(self, freeze_bytes: int, left: Sequence[Placed] = (), kept: Sequence[Placed] = ()) -> float:
-        """Return when no source is read any more; the seconds that took. The optimizer may go on then.
+    def protect(
+        self, freeze_bytes: int, left: Sequence[Placed] = (), kept: Sequence[Placed] = ()
+    ) -> tuple[float, list[str]]:
+        """Return when no source is read any more; the seconds that took, and late tears. The optimizer may go on then.
 
         But for those that it leaves as they are or keeps elsewhere: see `zerostall.core.reading`.
 
@@ -69,5 +71,5 @@ class Flight(msgspec.Struct, eq=False):
         self.taken.protect(
             freeze_bytes, [place for place, _ in left], [(place, memory.data_ptr()) for place, memory in kept]
         )
-        self.tears.look()
-        return time.perf_counter() - start
+        late = self.tears.look()
+        return time.perf_counter() - start, late

@@ -9,8 +9,8 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-import torch
 from torch._compile import _disable_dynamo
+from torch.compiler import is_dynamo_compiling
 
 from zerostall import native
 from zerostall.core.reading import Flipping
@@ -20,12 +20,14 @@ from zerostall.trainer import storages
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    import torch
+
     from zerostall.core.reading import Claim, Placed
     from zerostall.telemetry import Stats
-    from zerostall.trainer.captures import Taken
     from zerostall.trainer.flight import Flight
     from zerostall.trainer.policies import Policies
     from zerostall.trainer.sealer import Sealer
+    from zerostall.trainer.taken import Taken
 
 
 class Guard:
@@ -63,10 +65,10 @@ class Guard:
         apart = cast("Callable[[], None]", _disable_dynamo(protect))
 
         def before_step(*_: object) -> None:
-            if torch.compiler.is_compiling():
+            if is_dynamo_compiling():
                 apart()
-            else:
-                protect()
+            elif (guard := me()) is not None and guard.flight is not None:
+                guard.protect()
 
         hooked = [one for one in optimizers if not (policies.offers_flips and self._flips(one))]
         self._handles = [optimizer.register_step_pre_hook(before_step) for optimizer in hooked]
@@ -114,7 +116,25 @@ class Guard:
 
     def protect(self) -> None:
         """Nothing that `save` still has to read may change before this returns."""
-        self._let_go((), ())
+        flight = self.flight
+        if flight is None or self._forks != native.forks():
+            return  # in a forked child nothing is saved
+        if flight.taken.proof is None and flight.taken.capture.done():
+            self._pass(flight)
+        else:
+            self._let_go(flight, (), ())
+
+    def _pass(self, flight: Flight) -> None:
+        """All has been read; what is left is to look for tears. Short as `save` is, for it too finds its code cold."""
+        start = time.perf_counter()
+        try:
+            late = flight.tears.look()
+        finally:
+            self.flight = None
+        self._stats.record_guard(time.perf_counter() - start, start - flight.begun)
+        if late:
+            self._sealer.revoke(flight, late)
+        self._sealer.bury(flight)
 
     def look_back(self) -> None:
         """A snapshot that is captured is looked at for the last time: the next guard need not see it again."""
@@ -155,21 +175,19 @@ class Guard:
         """See `zerostall.core.reading.Reader`."""
         assert self.flight is not None
         taken = self.flight.taken
-        self._let_go(left, kept)
+        self._let_go(self.flight, left, kept)
         return _Claim(taken)
 
-    def _let_go(self, left: Sequence[Placed], kept: Sequence[Placed]) -> None:
-        flight = self.flight
-        if flight is None or self._forks != native.forks():
-            return  # in a forked child nothing is saved
-        self._stats.record_free(time.perf_counter() - flight.begun)
+    def _let_go(self, flight: Flight, left: Sequence[Placed], kept: Sequence[Placed]) -> None:
+        free = time.perf_counter() - flight.begun
         entries = flight.taken.layout.entries
         spared = sum(entries[place].nbytes for place, _ in (*left, *kept))
         try:
-            self._stats.record_guard(flight.protect(self._policies.freeze_bytes(spared), left, kept))
+            seconds, late = flight.protect(self._policies.freeze_bytes(spared), left, kept)
+            self._stats.record_guard(seconds, free)
         finally:
             self.flight = None  # only now: other threads that exchange memory look for it
-        if late := flight.tears.take_late():
+        if late:
             self._sealer.revoke(flight, late)
         self._sealer.bury(flight)
 

@@ -37,6 +37,10 @@ class Memory:
     granted: int | None = None
     capturing: int | None = None
     notice: Notice | None = None
+    begin: int = 0
+
+    def __post_init__(self) -> None:
+        self.begin = self.segment.address
 
     def say(self, *, busy: bool) -> None:
         """Let the agent see whether something is being captured. The one who knows; needs no lock."""
@@ -44,7 +48,7 @@ class Memory:
             self.notice.say(busy=busy)
 
     def address(self, slot: int) -> int:
-        return self.segment.address + slot * self.stride
+        return self.begin + slot * self.stride
 
 
 class Shelf:

@@ -32,7 +32,6 @@ from zerostall.wire import messages as m
 if TYPE_CHECKING:
     from zerostall.config import IfExists
     from zerostall.telemetry import Stats
-    from zerostall.trainer.captures import Taken
     from zerostall.trainer.devices import Devices
     from zerostall.trainer.ledger import Ledger
     from zerostall.trainer.link import Link
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from zerostall.trainer.options import Options
     from zerostall.trainer.pace import Pace
     from zerostall.trainer.state import State
+    from zerostall.trainer.taken import Taken
     from zerostall.trainer.world import World
 
 _TELL_SECONDS = 1.0

@@ -58,11 +58,20 @@ class Tears(msgspec.Struct, eq=False):
                 self._found = self.changed(exchanged=True)
             return self._found
 
-    def look(self) -> None:
-        """Look for the last time: the thread that saves has come by, so that nothing of its own is under way."""
-        with self._lock:
+    def look(self) -> list[str]:
+        """Look for the last time: the thread that saves has come by, so that nothing of its own is under way.
+
+        Returns what `take_late` would.
+        """
+        lock = self._lock
+        lock.acquire()  # not `with`, which would call two functions of Python's
+        try:
             if not self.final:
                 self._look()
+            late, self._late = self._late, []
+            return late
+        finally:
+            lock.release()
 
     def look_again(self) -> bool:
         """Look for the last time if nothing can be under way any more; whether the finding is final now."""

@@ -11,6 +11,6 @@ load        a stored state as new tensors
 
 from zerostall.trainer.state.asked import Asked
 from zerostall.trainer.state.choice import Choice
-from zerostall.trainer.state.state import OutdatedError, RestoreReport, State, Survey, Targets, Values
+from zerostall.trainer.state.state import OutdatedError, Rest, RestoreReport, State, Survey, Targets, Values
 
-__all__ = ["Asked", "Choice", "OutdatedError", "RestoreReport", "State", "Survey", "Targets", "Values"]
+__all__ = ["Asked", "Choice", "OutdatedError", "Rest", "RestoreReport", "State", "Survey", "Targets", "Values"]

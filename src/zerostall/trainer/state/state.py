@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from zerostall import native
 from zerostall.core import names, soundness
 from zerostall.core import values as core_values
 from zerostall.errors import StateError
@@ -23,6 +24,7 @@ from zerostall.trainer.state.asked import EVERYTHING, Asked
 from zerostall.trainer.state.assigning import Assignment
 from zerostall.trainer.state.choice import Choice
 from zerostall.trainer.state.dealing import Dealing
+from zerostall.trainer.state.parts import rng as generators_of
 from zerostall.trainer.state.parts.kinds import part_of, root_part
 from zerostall.trainer.state.parts.rng import GeneratorStates
 from zerostall.trainer.state.rank_local import unmarked
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from zerostall.trainer.state.stored_step import Images
     from zerostall.trainer.state.surveying import Found
 
-__all__ = ["Landings", "OutdatedError", "RestoreReport", "State", "Survey", "Targets", "Values"]
+__all__ = ["Landings", "OutdatedError", "Rest", "RestoreReport", "State", "Survey", "Targets", "Values"]
 
 _LOOKS = 8
 _LARGE = "put large data into tensors or numpy arrays: their bytes are stored as they are"
@@ -78,6 +80,22 @@ class Values(msgspec.Struct):
     generators: GeneratorStates | None
     base: str = ""
 
+    def again(self) -> Values:
+        """Return what they are at another moment at which nothing but devices' generators may have changed."""
+        generators = self.generators
+        if generators is not None and generators.cuda:
+            generators = msgspec.structs.replace(generators, cuda=generators_of.read_on_devices())
+        return Values(self.still, self.moving, generators, self.base)
+
+    def alike(self, other: Values) -> bool:
+        """Whether nothing was read anew since then but devices' generators."""
+        mine, others = self.generators, other.generators
+        if mine is not None and not (others is not None and mine.alike(others)):
+            return False
+        return len(self.moving) == len(other.moving) and all(
+            now[1] is then[1] for now, then in zip(self.moving, other.moving, strict=True)
+        )
+
     def let_go(self) -> None:
         """They have been encoded. Parts know the user's objects, which may know who saves them."""
         self.still, self.moving, self.generators = {}, [], None
@@ -97,6 +115,19 @@ class Values(msgspec.Struct):
         rng = self.generators.tree() if self.generators is not None else None
         tree: dict[str, object] = {"parts": self._trees(), "rng": rng}
         return core_values.encode(tree | {"base": self.base} if self.base else tree)
+
+
+class Rest(msgspec.Struct):
+    """What was read of a state, and what tells that the very same would be read now, and the same survey fits.
+
+    Attributes:
+        reads: how often the state's values had been read then: whoever reads them begins to look for changes anew.
+    """
+
+    survey: Survey
+    still: native.Still
+    values: Values
+    reads: int
 
 
 class State:
@@ -131,6 +162,8 @@ class State:
         self._dealing = Dealing(self._world)
         self._surveyed = False
         self._rng = rng
+        self.reads = 0
+        self._before: Values | None = None  # as they were read the time before
         self._user_guards = user_guards
         self._choice = choice if choice is not None else Choice()
         self._expected = {name: tuple(shape) for name, shape in (expected or {}).items()}
@@ -211,7 +244,29 @@ class State:
         """Copy the small values. OutdatedError where tensors between them are others than the survey saw."""
         return self._values(survey.still, survey.moving, survey.base)
 
+    def rest(self, survey: Survey, values: Values) -> Rest | None:
+        """What tells that these values, which were just read, and the survey still hold.
+
+        None where nothing does, and where the values are others than those read before: then they will be so again.
+        """
+        before, self._before = self._before, values.again()
+        if before is None or survey.anchors or not values.alike(before):
+            return None
+        processors = generators_of.signs() if self._rng else []
+        parts = [part.signs() for part, _ in values.moving]
+        if processors is None:
+            return None
+        same: list[native.Watch | native.Block] = [survey.watch, *processors]
+        untouched: list[native.Watch] = []
+        for signs in parts:
+            if signs is None:
+                return None
+            same += signs.same
+            untouched += signs.untouched
+        return Rest(survey, native.Still(same, untouched), self._before, self.reads)
+
     def _values(self, still: dict[str, tuple[str, object]], moving: Iterable[Part], base: str) -> Values:
+        self.reads += 1
         moved: list[tuple[Part, object]] = []
         try:
             for part in moving:

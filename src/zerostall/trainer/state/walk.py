@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 import torch
@@ -21,6 +21,7 @@ from zerostall.trainer.state.tensors import Geometry, Holder
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from zerostall import native
     from zerostall.trainer.state.aim import Aim, Landing
     from zerostall.trainer.state.refs import Ref
 
@@ -47,6 +48,18 @@ class Later(ABC):
     def tree(self) -> object: ...
 
 
+class Signs(NamedTuple):
+    """What tells that something would be read again as it was read last.
+
+    Attributes:
+        same: what must hold the same.
+        untouched: what must not even have been written to.
+    """
+
+    same: list[native.Watch | native.Block]
+    untouched: list[native.Watch]
+
+
 class Part(Protocol):
     """One object of the user's state.
 
@@ -55,6 +68,7 @@ class Part(Protocol):
     | gather | survey, before a restore | tells the walk its tensors; remembers where they were |
     | still | survey | whether `values` gives the same for as long as the survey fits |
     | values | each save | returns a copy of its small values; OutdatedError where the tensors are others now |
+    | signs | after values | what tells that it would give the very same again; None where nothing does |
     | aim | restore, nothing written yet | says which stored tensors go where, and what does not fit |
     | accept | restore, the bytes have landed | puts the small values back |
     """
@@ -68,6 +82,7 @@ class Part(Protocol):
 
     def gather(self, walk: Walk) -> None: ...
     def values(self) -> object | Later: ...
+    def signs(self) -> Signs | None: ...
     def aim(self, aim: Aim) -> None: ...
     def accept(self, landing: Landing) -> None: ...
 

@@ -70,6 +70,9 @@ class ContainerPart:
     def values(self) -> object:
         return self._tree.copy(self.root)
 
+    def signs(self) -> None:
+        return None
+
     # Before anything is written -------------------------------------------------------------------------------
 
     def aim(self, aim: Aim) -> None:

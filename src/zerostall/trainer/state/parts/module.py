@@ -189,6 +189,9 @@ class ModulePart:
             raise OutdatedError(self.name)  # what is trained now is saved from now on
         return {"composites": dict(self._composites)} if self._composites else {}
 
+    def signs(self) -> None:
+        return None
+
     def aim(self, aim: Aim) -> None:
         for name in self._own:
             aim.want(name)

@@ -20,7 +20,7 @@ from zerostall.trainer.state.flat import FlatShard, members_of
 from zerostall.trainer.state.parts.optimizer_record import GroupRecord, OptimizerRecord, Slots
 from zerostall.trainer.state.parts.options import restore_options
 from zerostall.trainer.state.tree import LiveTree
-from zerostall.trainer.state.walk import Later, OutdatedError
+from zerostall.trainer.state.walk import Later, OutdatedError, Signs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -230,6 +230,12 @@ class OptimizerPart:
         values = _Values(self._groups, options, state, extra, self._keys, self._host)
         self._latest = values if lasting and groups is self._surveyed and not (state or extra) else None
         return values
+
+    def signs(self) -> Signs | None:
+        """See `Part`."""
+        attributes = native.Watch([self.optimizer.__dict__])  # `load_state_dict` makes other groups
+        known = self.optimizer.__dict__.get("param_groups") is self._surveyed and self._latest is not None
+        return Signs([attributes], [self._lasting]) if known and self._lasting is not None else None
 
     def _compare_groups(self, groups: list[dict[str, object]]) -> None:
         """Find out whether the options may be copied as they lie there, until they are others."""

@@ -17,7 +17,7 @@ from zerostall.telemetry import say_once
 from zerostall.trainer.state.refs import SmallTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy
 
@@ -159,8 +159,30 @@ def block_tells() -> bool:
     return not reason
 
 
+class _OnDevice:
+    """The generator of one CUDA device: its state is a seed and an offset, and reading it takes ten times as long."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+        self.state = torch.empty(0)
+        self._numbers: tuple[int, int] | None = None
+        self._tells = hasattr(generator, "get_offset")
+
+    def read(self) -> torch.Tensor:
+        if not self._tells:
+            return self.generator.get_state()
+        numbers = (self.generator.initial_seed(), cast("int", self.generator.get_offset()))  # type: ignore[attr-defined]
+        if numbers != self._numbers:
+            self.state = self.generator.get_state()
+            if self._numbers is None:  # more than these two would not be noticed
+                self._tells = bytes(self.state.tolist()) == struct.pack("=Qq", *numbers)
+            self._numbers = numbers
+        return self.state
+
+
 _python, _numpy, _torch = _Python(), _Numpy(), _Torch()
 _CUDA = torch.backends.cuda.is_built()
+_on_devices: list[_OnDevice] = []
 
 
 class GeneratorStates(msgspec.Struct):
@@ -181,11 +203,10 @@ class GeneratorStates(msgspec.Struct):
     @staticmethod
     def read() -> GeneratorStates:
         """Read those that were used since they were read last."""
-        global _latest, _still
-        # Asked only once CUDA is up: its set-up is not for a save to start.
-        on_devices = torch.cuda.default_generators if _CUDA and torch.cuda.is_initialized() else ()
+        global _latest, _still, _signs
+        here = read_on_devices()
         still = _still.same()
-        if still and not on_devices and _latest is not None:
+        if still and not here and _latest is not None:
             return _latest
         if not still:
             if not _torch.block.same():
@@ -196,10 +217,14 @@ class GeneratorStates(msgspec.Struct):
                 _numpy.read()
             signs = _torch.block, _python.block, _python.watch, _numpy.block, _numpy.choice
             known = [sign for sign in signs if not isinstance(sign, _Never)]
-            _still = native.Still(known) if len(known) == len(signs) else _NEVER
-        here = [one.get_state() for one in on_devices]
+            _signs = known if len(known) == len(signs) else None
+            _still = _NEVER if _signs is None else native.Still(_signs)
         _latest = GeneratorStates(_python.state, _numpy.state, _torch.state, here)
         return _latest
+
+    def alike(self, other: GeneratorStates) -> bool:
+        """Whether the processor's were read only once for both."""
+        return self.python is other.python and self.numpy is other.numpy and self.torch is other.torch
 
     def tree(self) -> dict[str, object]:
         """Return them as a tree of values; may be called later than read()."""
@@ -212,7 +237,29 @@ class GeneratorStates(msgspec.Struct):
         }
 
 
+def read_on_devices() -> list[torch.Tensor]:
+    """Return the states of the CUDA devices' generators; none where CUDA is not up: a save does not start it."""
+    if not _CUDA or not torch.cuda.is_initialized():
+        return []
+    return devices_states(torch.cuda.default_generators)
+
+
+def devices_states(generators: Sequence[torch.Generator]) -> list[torch.Tensor]:
+    """Return the state of each, of those that were not used since as it was read last."""
+    if len(_on_devices) != len(generators) or any(
+        one.generator is not generator for one, generator in zip(_on_devices, generators, strict=True)
+    ):
+        _on_devices[:] = map(_OnDevice, generators)
+    return [one.read() for one in _on_devices]
+
+
+def signs() -> list[native.Block | native.Watch] | None:
+    """What tells that the processor's generators are as they were read last; None where nothing does."""
+    return _signs
+
+
 _latest: GeneratorStates | None = None
+_signs: list[native.Block | native.Watch] | None = None
 _still: native.Still | _Never = _NEVER
 """Tells at once of all processors' generators that were read last: to ask each takes longer than to compare all."""
 

@@ -62,6 +62,9 @@ class StatefulPart:
     def values(self) -> object:
         return self._tree.copy(self._get())
 
+    def signs(self) -> None:
+        return None
+
     def aim(self, aim: Aim) -> None:
         self._aimed = False
         stored = aim.whole(self)
