@@ -109,9 +109,12 @@ def save_calls(folder: Path, tensors: int, elements: int, saves: int, device: st
 
 def split(page: Report, tensors: int, elements: int, saves: int, arguments: argparse.Namespace) -> None:
     """Some more saves with clocks around their parts, for the notes."""
-    with scratch(arguments.folder) as folder, stages.clocks() as samples:
-        save_calls(folder / "saved", tensors, elements, saves, arguments.device)
-    parts = {name: times[2:] for name, times in samples.items() if len(times) > 2}
+    parts: dict[str, list[float]] = {}
+    for row in (0, 1, 3):
+        with scratch(arguments.folder) as folder, stages.clocks(row) as samples:
+            save_calls(folder / "saved", tensors, elements, saves, arguments.device)
+        parts |= {name: times[2:] for name, times in samples.items() if name.startswith("call") or row == 0}
+    parts = {name: times for name, times in parts.items() if len(times) > 2}
     named = "; ".join(f"{name} {seconds(median(times))} (min {seconds(min(times))})" for name, times in parts.items())
     page.notes.append(f"the parts of a call at {tensors:,} tensors, with clocks around them: {named}")
     page.samples.update({f"{name} s": times for name, times in parts.items()})
@@ -185,7 +188,7 @@ def main() -> None:
         "first call: survey of the state, layout, plan and the memory lease",
         f"beside the call, the guard before the next update: {seconds(median(page.samples[f'guard at {few} s']))}",
     ]
-    split(page, few, 16_384, min(100, arguments.saves), arguments)
+    split(page, few, 16_384, min(50, arguments.saves), arguments)
     page.write()
 
 

@@ -1,53 +1,60 @@
-"""How the time of `save()` on the training thread is divided, by clocks put around its parts."""
+"""How the time of `save()` and of the guard on the training thread is divided, by clocks put around their parts."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from zerostall import native
-from zerostall.trainer import captures
 from zerostall.trainer.captures import Captures
+from zerostall.trainer.guard import Guard
 from zerostall.trainer.ledger import Ledger
+from zerostall.trainer.memory import Shelf
+from zerostall.trainer.pace import Pace
 from zerostall.trainer.saves import Saves
 from zerostall.trainer.sealer import Sealer
-from zerostall.trainer.state import State
-from zerostall.trainer.state.parts.rng import GeneratorStates
+from zerostall.trainer.state import State, Values
+from zerostall.trainer.tears import Tears
 
-_PARTS: dict[str, tuple[type, str]] = {
-    "all of it": (Saves, "save"),
-    "objects are the same": (State, "fits"),
-    "slot": (Captures, "_take_slot"),
-    "tensors, values, capture": (Captures, "_begin"),
-    "small values": (State, "values"),
-    "of these, generators": (GeneratorStates, "read"),
-    "accepted": (Ledger, "accept"),
-    "handed to the sealer": (Sealer, "seal"),
-}
-_CAPTURE = "capture begun"
-_TENSORS = "tensors read (and the rest of taking)"
-
-
-class _Native:
-    """The native module with a clock around the making of captures."""
-
-    def __init__(self, timed: Callable[..., object]) -> None:
-        self.Capture = timed
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(native, name)
+# Those in one row are timed together: a clock within another's part costs that a microsecond.
+PARTS: tuple[dict[str, tuple[type, str]], ...] = (
+    {"the call": (Saves, "save"), "the guard, where all has been read": (Guard, "_pass")},
+    {
+        "call: image taken": (Captures, "take"),
+        "call: copy let begin": (native.Capture, "start"),
+        "call: handed to the sealer": (Sealer, "seal"),
+        "guard: looking for tears": (Tears, "look"),
+        "guard: all, where something is to be read": (Guard, "_let_go"),
+    },
+    {
+        "call: named": (Pace, "next"),
+        "call: slot": (Shelf, "take"),
+        "call: what devices' generators hold": (Values, "again"),
+        "call: objects compared (not at rest)": (State, "fits"),
+        "call: small values (not at rest)": (State, "values"),
+        "call: accepted": (Ledger, "accept"),
+        "guard: versions": (native.Tensors, "moved"),
+        "guard: chunks (not all read)": (native.Capture, "protect"),
+    },
+    {"call: at rest, tensors, capture": (native.CaptureOrder, "begin_at_rest")},
+)
+_REST, _TENSORS = "call: at rest?", "call: tensors read"
 
 
 @contextlib.contextmanager
-def clocks() -> Iterator[dict[str, list[float]]]:
-    """Times of each part of every call within, in seconds; the clocks themselves take a microsecond each."""
+def clocks(row: int) -> Iterator[dict[str, list[float]]]:
+    """Times of each part of every call and guard within, in seconds.
+
+    With the row behind the last, what `begin_at_rest` does first is done before it once more, each part for itself.
+    """
     samples: dict[str, list[float]] = {}
 
-    def timed(name: str, call: Callable[..., object]) -> Callable[..., object]:
+    def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         times = samples.setdefault(name, [])
 
-        def clocked(*values: object, **options: object) -> object:
+        def clocked(*values: Any, **options: Any) -> Any:
             start = time.perf_counter()
             try:
                 return call(*values, **options)
@@ -57,13 +64,20 @@ def clocks() -> Iterator[dict[str, list[float]]]:
         return clocked
 
     with contextlib.ExitStack() as undo:
-        for name, (owner, attribute) in _PARTS.items():
+        for name, (owner, attribute) in (PARTS[row] if row < len(PARTS) else {}).items():
             before = owner.__dict__[attribute]
-            clocked = timed(name, getattr(owner, attribute))
-            setattr(owner, attribute, staticmethod(clocked) if isinstance(before, staticmethod) else clocked)
+            setattr(owner, attribute, timed(name, getattr(owner, attribute)))
             undo.callback(setattr, owner, attribute, before)
-        captures.native = _Native(timed(_CAPTURE, native.Capture))  # type: ignore[assignment]
-        undo.callback(setattr, captures, "native", native)
+        if row == len(PARTS):
+            capture = Captures._capture
+            undo.callback(setattr, Captures, "_capture", capture)
+
+            def in_parts(self: Captures, *values: Any) -> Any:
+                rest = values[-1]
+                if rest is not None:
+                    timed(_REST, rest.still.same)()
+                    timed(_TENSORS, self._sources.refresh)()  # type: ignore[union-attr]
+                return capture(self, *values)
+
+            Captures._capture = in_parts  # type: ignore[method-assign]
         yield samples
-    whole, values, begun = (samples[name] for name in ("tensors, values, capture", "small values", _CAPTURE))
-    samples[_TENSORS] = [a - b - c for a, b, c in zip(whole, values, begun, strict=False)]

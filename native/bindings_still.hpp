@@ -32,6 +32,7 @@ class Still {
   }
   // Is never the same after this.
   void drop() noexcept {
+    dropped_ = true;
     const std::vector<nb::object> kept = std::move(kept_);  // letting go may run any code
     kept_.clear();
     blocks_.clear();
@@ -39,7 +40,7 @@ class Still {
     untouched_.clear();
   }
   bool same() {
-    if (kept_.empty()) return false;
+    if (dropped_) return false;
     for (const zs::Block* block : blocks_) block->fetch();
     for (const zs::Watch* watch : untouched_)
       if (!watch->untouched()) return false;
@@ -51,6 +52,7 @@ class Still {
   }
 
  private:
+  bool dropped_ = false;
   std::vector<nb::object> kept_;
   std::vector<const zs::Block*> blocks_;
   std::vector<zs::Watch*> watches_;

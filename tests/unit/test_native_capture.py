@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from unit.native_images import checksums_of, plan_of, raw
-from zerostall.native import Capture, CaptureOrder, Pieces, Pool, Scatter, Segment, Tensors
+from zerostall.native import Capture, CaptureOrder, Pieces, Pool, Scatter, Segment, Still, Tensors, Watch
 
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
@@ -215,7 +215,7 @@ def test_one_order_takes_what_the_tensors_hold_at_each_turn_until_they_are_other
     for value in (1.0, 2.0):
         tensors[0].data = torch.full_like(tensors[0], value)  # other memory each time
         tensors[1].fill_(value)
-        capture = order.begin(segment.address)
+        capture = order.begin(segment.address, (), False, (0, 0))
         assert capture is not None
         tensors[1].zero_()
         capture.start()
@@ -224,7 +224,29 @@ def test_one_order_takes_what_the_tensors_hold_at_each_turn_until_they_are_other
         assert bytes(segment.view(0, plan.nbytes)) == expected
         assert capture.checksums == checksums_of(expected, 1 << 20)
     tensors[0].resize_(5)
-    assert order.begin(segment.address) is None
+    assert order.begin(segment.address, (), False, (0, 0)) is None
+
+
+def test_an_order_at_rest_takes_nothing_once_something_has_changed(pool: Pool) -> None:
+    tensors = [torch.zeros(10)]
+    plan, _ = plan_of(tensors)
+    segment = Segment("test", plan.nbytes)
+    order = CaptureOrder(pool, plan, Tensors(tensors, [False]), at_once=Pieces([0]))
+    same, untouched = {"a": 1}, {"a": 1}
+    still = Still([Watch([same])], [Watch([untouched])])
+
+    def begun() -> bool:
+        capture = order.begin_at_rest(still, segment.address, (), False, (0, 0))
+        if capture is not None:
+            capture.start()
+            capture.wait()
+        return capture is not None
+
+    assert begun()
+    same["a"] = 2  # another number of its type
+    assert begun()
+    untouched["a"] = 2
+    assert not begun()
 
 
 def test_a_job_tells_when_it_is_done(pool: Pool) -> None:

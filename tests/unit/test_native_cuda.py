@@ -106,7 +106,7 @@ def test_an_order_takes_captures_time_and_again(fake: FakeCuda, pool: Pool, devi
         assert capture.wait(60)
         assert bytes(segment.view(0, plan.nbytes)) == image_of(step)
     tensors[2].shape = (7,)
-    assert order.begin(segment.address, [(device, stream)]) is None
+    assert order.begin(segment.address, [(device, stream)], forecast, (0, 0)) is None
 
 
 def spare_and_train(
