@@ -202,12 +202,13 @@ void bind_copies(nb::module_& m) {
           nb::sig("def __init__(self, pool: Pool, plan: Plan, sources: Tensors, *, at_once: Pieces, "
                   "announce: int = -1) -> None"))
       // Without names and defaults, which take nanobind longer.
-      .def("begin", &CaptureOrder::begin,
-           nb::sig("def begin(self, image: int, streams: collections.abc.Sequence[tuple[Device, int]], "
-                   "forecast: bool, sampling: tuple[int, int], /) -> Capture | None"),
-           "A capture that is held, into the image at that address, after sources.refresh(); None where that "
-           "found some that are no longer what they were. `streams` and `sampling` as of Capture; `forecast`: "
-           "as its ahead=None, else a guard waits for all chunks.")
+      .def(
+          "begin", &CaptureOrder::begin,
+          nb::sig("def begin(self, image: int, streams: collections.abc.Sequence[tuple[Device, int]], "
+                  "forecast: bool, sampling: tuple[int, int], /) -> Capture | None"),
+          "A capture that is held, into the image at that address, after sources.refresh(); None where that "
+          "found some that are no longer what they were. `streams` and `sampling` as of Capture; `forecast`: "
+          "as its ahead=None, else a guard waits for all chunks.")
       .def("begin_at_rest", &CaptureOrder::begin_at_rest,
            nb::sig("def begin_at_rest(self, still: Still, image: int, "
                    "streams: collections.abc.Sequence[tuple[Device, int]], forecast: bool, "

@@ -131,8 +131,7 @@ Geometry Tensors::describe(size_t index, bool exchange, int16_t& place) {
         "it is a lazy conjugate or negative; its memory holds other values (see resolve_conj, resolve_neg)"};
   int64_t& version = watched_[index].version;
   version = entry.tracked ? version_of(entry.object) : 0;
-  if (version < 0)
-    throw Refusal{"it has no version counter to track (an inference tensor, or no tensor)"};
+  if (version < 0) throw Refusal{"it has no version counter to track (an inference tensor, or no tensor)"};
 
   dlpack::Tensor seen{};
   const dlpack::ExchangeApi* api = exchange && torch ? TensorType::of(entry.object).api : nullptr;
@@ -206,8 +205,7 @@ bool Tensors::exchanged(size_t index) const {
 void Tensors::let_go() noexcept {
   for (size_t k = 0; k < entries_.size(); ++k) {
     Entry& entry = entries_[k];
-    if (k + kAhead < entries_.size())
-      entries_[k + kAhead].imprint.fetch_owners(entries_[k + kAhead].object);
+    if (k + kAhead < entries_.size()) entries_[k + kAhead].imprint.fetch_owners(entries_[k + kAhead].object);
     if (!entry.leaves || entry.imprint.stays(entry.object) || facts_[k].held == nullptr) continue;
     std::byte* data = nullptr;
     const int64_t* shape = nullptr;
@@ -291,8 +289,7 @@ bool Tensors::ask_anew(size_t index) {
     watched.version = version_of(entry.object);
     if (watched.version < 0) fits = false;
   }
-  if (fits && shape != nullptr)
-    entry.imprint.take(entry.object, shape, entry.tracked ? watched.version : -1);
+  if (fits && shape != nullptr) entry.imprint.take(entry.object, shape, entry.tracked ? watched.version : -1);
   if (entry.leaves && (facts_[index].held == nullptr || facts_[index].held_at != data_[index] ||
                        !entry.imprint.shares(watched.kept))) {
     try {
@@ -338,7 +335,8 @@ std::vector<uint32_t> Tensors::moved(bool exchanges) const {
 bool Tensors::moved_alone(size_t index, bool exchanges) const {
   const Entry& entry = entries_[index];
   if (!entry.tracked) return false;
-  const int64_t now = entry.imprint.counted(entry.object) ? entry.imprint.version() : version_of(entry.object);
+  const int64_t now =
+      entry.imprint.counted(entry.object) ? entry.imprint.version() : version_of(entry.object);
   return now != watched_[index].version ||
          (exchanges && entry.leaves && !entry.imprint.in_place(entry.object) && exchanged(index));
 }

@@ -69,9 +69,9 @@ class Tensors {
     dlpack::Device device{};
     dlpack::Type type{};
     uint32_t ndim = 0;
-    size_t extent = 0;                   // into extents_: the shape, then the strides in the producer's unit
-    _object* dtype = nullptr;            // of those asked by method calls
-    _object* place = nullptr;            // their torch.device
+    size_t extent = 0;         // into extents_: the shape, then the strides in the producer's unit
+    _object* dtype = nullptr;  // of those asked by method calls
+    _object* place = nullptr;  // their torch.device
     // Of one that leaves, as refresh() saw it: a twin that shares storage and counter, or only the storage.
     _object* held = nullptr;
     const std::byte* held_at = nullptr;  // the tensor's memory then, and

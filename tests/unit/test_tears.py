@@ -79,13 +79,11 @@ def test_training_that_comes_by_looks_for_the_last_time() -> None:
     world = World()
     assert world.tears.found() == []
     world.written = ["w"]
-    world.tears.look()
+    assert world.tears.look() == ["w"]
     assert world.tears.final
-    assert world.tears.take_late() == ["w"]
     world.written = ["w", "v"]
     assert world.tears.look_again()
-    world.tears.look()
-    assert world.tears.take_late() == []
+    assert world.tears.look() == [] == world.tears.take_late()
 
 
 def test_training_that_is_first_decides_for_the_seal() -> None:
