@@ -139,6 +139,7 @@ def look(walk: Walk, *, size: int, user_guards: bool) -> Found:
     for leaf in walk.leaves:
         local = leaf.local and size > 1
         if local:
+            _refuse_dealt_out(leaf)
             leaf = msgspec.structs.replace(leaf, name=own_name(leaf.name))
         groups.setdefault((local, tensors.is_distributed(leaf.holder)), []).append(leaf)
     for (_, distributed), leaves in groups.items():
@@ -300,6 +301,15 @@ def _placed(view: View, base: str, number: int, box: Box, whole: tuple[int, ...]
     if box.shape == whole:
         return msgspec.structs.replace(view, base=base)
     return View(tile_name(view.name, number), base, view.dtype, box.shape, contiguous_strides(box.shape), 0)
+
+
+def _refuse_dealt_out(leaf: Leaf) -> None:
+    if tuple(tensors.own(leaf.holder).shape) != tuple(leaf.holder.shape):
+        raise StateError(
+            f"{leaf.name} is dealt out over ranks, and marked RankLocal",
+            hint="give RankLocal what this rank has of it, tensor.to_local(); or leave the mark out, if all ranks that "
+            "hold it are in this process group",
+        )
 
 
 def _refuse_twins(leaves: list[Leaf]) -> None:
