@@ -22,6 +22,9 @@ from stores.seaweed import program as seaweedfs
 from stores.server import Server
 from zerostall.wire import rendezvous
 
+# Before anybody imports torch: on small tensors its threads mostly wait for one another, and they spin as they wait.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the long form of the tests, too")

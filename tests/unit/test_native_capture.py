@@ -119,6 +119,7 @@ def test_what_is_protected_may_be_changed(freeze_bytes: int, parameters: bool) -
     plan, expected = plan_of(tensors, chunk_bytes=16 << 10)
     segment = Segment("test", plan.nbytes)
     keep = sources(tensors)
+    sums = checksums_of(expected, 16 << 10)
     for _ in range(20):
         before = [tensor.detach().clone() for tensor in tensors]
         capture = Capture(pool, plan, keep, segment.address, at_once=range(0, 30, 7))
@@ -128,7 +129,7 @@ def test_what_is_protected_may_be_changed(freeze_bytes: int, parameters: bool) -
                 tensor.fill_(-1)
         assert capture.wait(60)
         assert bytes(segment.view(0, plan.nbytes)) == expected
-        assert capture.checksums == checksums_of(expected, 16 << 10)
+        assert capture.checksums == sums
         assert seen.frozen_bytes <= freeze_bytes
         assert seen.frozen_bytes + seen.helped_bytes <= plan.nbytes
         if freeze_bytes == 0:
