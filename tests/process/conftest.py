@@ -12,7 +12,7 @@ from cluster import PATIENT, Agents, Manager, member_environment, use
 from conftest import stop_agent
 from crash.nursery import Nursery
 from hand import close_all
-from ranks.world import Ranks, Start
+from ranks.world import Ranks, Start, StartOn
 from standin.training import Trainer
 
 
@@ -89,3 +89,28 @@ def agents(
     close_all()
     for folder in folders:
         stop_agent(folder)
+
+
+@pytest.fixture
+def start_on(
+    start: Start, manager: Manager, agents: Agents, agent_environment: dict[str, str], tmp_path: Path
+) -> StartOn:
+    """`agents` ends them."""
+    known: set[str] = set()
+
+    def start_on(nodes: tuple[str, ...], scenario: str, *words: object, attempt: int = 0) -> Ranks:
+        of_rank = {}
+        for number, name in enumerate(nodes):
+            if name not in known:
+                known.add(name)
+                agents(name)
+            of_rank[number] = {
+                **member_environment(agent_environment, manager, name, tmp_path / name),
+                "GROUP_RANK": str(number),
+                "LOCAL_WORLD_SIZE": "1",
+                "MASTER_ADDR": "127.0.0.1",
+            }
+        environment = {"TORCHELASTIC_RESTART_COUNT": str(attempt)}
+        return start(len(nodes), scenario, tmp_path / "run", *words, of_rank=of_rank, environment=environment)
+
+    return start_on

@@ -8,49 +8,20 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import zerostall
-from cluster import QUICK, SECONDS, Agents, Manager, member_environment, until_replicated
+from cluster import QUICK, SECONDS, Agents, Manager, until_replicated
 from hand import RULES, HandTrainer, kill_agent, wait_until
-from ranks.world import Ranks, Start
+from ranks.world import Ranks, StartOn
 from zerostall.wire import cluster as w
 from zerostall.wire import messages as m
 from zerostall.wire import rendezvous
 
-StartOn = Callable[..., Ranks]
-"""Starts a rank on each of these nodes."""
-
 pytestmark = pytest.mark.timeout(300)  # several agents and trainers start in each
 REACHED = 6
-
-
-@pytest.fixture
-def start_on(
-    start: Start, manager: Manager, agents: Agents, agent_environment: dict[str, str], tmp_path: Path
-) -> StartOn:
-    """`agents` ends them."""
-    known: set[str] = set()
-
-    def start_on(nodes: tuple[str, ...], scenario: str, *words: object, attempt: int = 0) -> Ranks:
-        of_rank = {}
-        for number, name in enumerate(nodes):
-            if name not in known:
-                known.add(name)
-                agents(name)
-            of_rank[number] = {
-                **member_environment(agent_environment, manager, name, tmp_path / name),
-                "GROUP_RANK": str(number),
-                "LOCAL_WORLD_SIZE": "1",
-                "MASTER_ADDR": "127.0.0.1",
-            }
-        environment = {"TORCHELASTIC_RESTART_COUNT": str(attempt)}
-        return start(len(nodes), scenario, tmp_path / "run", *words, of_rank=of_rank, environment=environment)
-
-    return start_on
 
 
 def lose(ranks: Ranks, rank: int, folder: Path) -> None:

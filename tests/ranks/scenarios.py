@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -98,6 +99,15 @@ def differ(where: str) -> None:
 def resume(where: str) -> None:
     """What a script for torchrun does."""
     elastic.main(where)
+
+
+def resume_apart(where: str) -> None:
+    """The same, each node with a folder of its own."""
+    elastic.main(f"{where} of {os.environ['GROUP_RANK']}")
+
+
+def stay_apart(where: str, step: str) -> None:
+    elastic.main(f"{where} of {os.environ['GROUP_RANK']}", stays=int(step))
 
 
 def stay(where: str, step: str) -> None:

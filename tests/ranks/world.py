@@ -60,3 +60,6 @@ class Ranks:
 
 Start = Callable[..., Ranks]
 """Starts the ranks of an attempt: how many, a scenario's name and its words."""
+
+StartOn = Callable[..., Ranks]
+"""Starts a rank on each of these nodes."""

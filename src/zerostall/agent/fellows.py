@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from zerostall.core.manifest import Manifest, RankFacts
     from zerostall.core.roll import Save
     from zerostall.errors import ZerostallError
-    from zerostall.flow.persist import Others
+    from zerostall.flow.persist import Order, Others
     from zerostall.wire import messages as m
     from zerostall.wire import nodes as n
 
@@ -38,5 +38,9 @@ class Fellows(Protocol):
         """The save goes to disk: its images stay where they are until `stored`."""
         ...
 
-    def stored(self, save: Save, error: ZerostallError | None) -> None:
+    def here(self, manifest: Manifest) -> frozenset[int] | None:
+        """The ranks whose images get into this node's folder; None where all do."""
+        ...
+
+    def stored(self, order: Order, save: Save, error: ZerostallError | None) -> None:
         """The save is committed on disk, or it is not."""

@@ -13,6 +13,7 @@ from zerostall import native
 from zerostall.agent.brought import whole
 from zerostall.agent.node_reads import NodeReads
 from zerostall.agent.refusing import ours
+from zerostall.agent.scattered import Scattered
 from zerostall.agent.step_images import StepImages
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
@@ -114,6 +115,7 @@ class Fetches:
                 self._hand(client, request.step, own.answer, own.fd, own.release)
                 return
             run = self._run(request.tier, request.step)
+            run = run.place_of(wanted) if isinstance(run, Scattered) else run
             if request.as_file and run is self._disk:
                 self._node.open(client, wanted, request)
             else:
@@ -130,7 +132,9 @@ class Fetches:
 
     def common(self, client: Client, request: m.Common) -> None:
         """Answer with those chunks of a file that the client has, and is not to read, for others want them, too."""
-        self._node.common(client, self._run(request.tier, request.step), request)
+        run = self._run(request.tier, request.step)
+        run = run.place_of(request.rank) if isinstance(run, Scattered) else run
+        self._node.common(client, run, request)
 
     def _run(self, tier: str, step: int) -> Readable:
         """Where a step is read from; of one in this node's memory, what is not here: where it was found to be whole."""
@@ -140,7 +144,13 @@ class Fetches:
             return self._cluster().afar
         if tier not in ("host", "disk"):
             raise FormatError(f"no tier {tier!r}")
-        return self._rest.get(step, self._disk) if tier == "host" else self._disk
+        return self._rest.get(step, self._disk) if tier == "host" else self._on_disk(step)
+
+    def _on_disk(self, step: int) -> Readable:
+        """The run's folder; where that has some ranks' images of a step alone, other nodes beside it."""
+        here = self._disk.here(step)
+        afar = self.elsewhere.afar if self.elsewhere is not None else None
+        return self._disk if here is None or afar is None else Scattered(self._disk, here, afar, step)
 
     def _cluster(self) -> OtherNodes:
         if self.elsewhere is None:
@@ -193,7 +203,8 @@ class Fetches:
         if len(here) == near.world:
             return near, self._disk
         why = ""
-        for place in (self._disk, self.elsewhere.afar) if self.elsewhere else (self._disk,):
+        places = [self._on_disk(near.step), *([self.elsewhere.afar] if self.elsewhere else [])]
+        for place in places:
             try:
                 whole = place.manifest(near.step)
             except (FormatError, FileNotFoundError, ManagerError) as error:

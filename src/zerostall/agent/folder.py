@@ -60,8 +60,8 @@ class RunFolder:
         """Is it still the folder that was taken?"""
         return self._owns_lock() and self._is_there()
 
-    def take(self) -> None:
-        """Take the folder, creating it if need be, and clear what dead writers left.
+    def take(self, *, drafts: bool = True) -> None:
+        """Take the folder, creating it if need be, and clear what dead writers left; `drafts`: and steps of theirs.
 
         Raises:
             StorageError: it cannot be written.
@@ -77,7 +77,7 @@ class RunFolder:
             self._name_lost = False
             try:
                 self._read_facts()
-                self.disk.clear_leftovers()
+                self.disk.clear_leftovers(drafts=drafts)
                 self.on_disk = set(self.disk.steps())
             except BaseException:
                 self.let_go()

@@ -93,6 +93,19 @@ def _rank_note(berth: Berth) -> w.RankNote:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class DiskNotes:
+    """The committed steps in one run's folder.
+
+    Attributes:
+        whole: those of which all images are there.
+        parts: of the others, each rank's image that is there, and when rank 0 saved the step.
+    """
+
+    whole: tuple[w.CopyNote, ...] = ()
+    parts: tuple[tuple[int, float, w.CopyNote], ...] = ()
+
+
 class DiskCensus:
     """The committed steps in the folders of the node's runs; on a thread of its own, since a disk may hang.
 
@@ -100,14 +113,14 @@ class DiskCensus:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, int], tuple[int, w.CopyNote]] = {}
+        self._known: dict[tuple[str, int], tuple[int, DiskNotes]] = {}
 
-    def look(self, disks: tuple[tuple[str, DiskTier], ...]) -> Mapping[str, tuple[w.CopyNote, ...]]:
-        """The whole steps of each run. What cannot be read is left out: the manager must not count on it."""
-        found: dict[str, tuple[w.CopyNote, ...]] = {}
-        seen: dict[tuple[str, int], tuple[int, w.CopyNote]] = {}
+    def look(self, disks: tuple[tuple[str, DiskTier], ...]) -> Mapping[str, DiskNotes]:
+        """The steps of each run. What cannot be read is left out: the manager must not count on it."""
+        found: dict[str, DiskNotes] = {}
+        seen: dict[tuple[str, int], tuple[int, DiskNotes]] = {}
         for run, disk in disks:
-            notes: list[w.CopyNote] = []
+            notes: list[DiskNotes] = []
             try:
                 steps = disk.steps()
             except OSError as error:
@@ -118,32 +131,44 @@ class DiskCensus:
                     written = (disk.where / names.step_folder(step) / names.MANIFEST).stat().st_mtime_ns
                     known = self._known.get((run, step))
                     if known is None or known[0] != written:
-                        known = (written, _whole_note(disk.manifest(step)))
+                        known = (written, _notes(disk, disk.manifest(step)))
                 except (ZerostallError, OSError):
                     continue  # evicted meanwhile, or damaged: no copy
                 seen[run, step] = known
                 notes.append(known[1])
-            found[run] = tuple(notes)
+            whole = tuple(one for note in notes for one in note.whole)
+            found[run] = DiskNotes(whole, tuple(part for note in notes for part in note.parts))
         self._known = seen
         return found
 
 
-def _whole_note(manifest: Manifest) -> w.CopyNote:
-    nbytes = sum(facts.nbytes for facts in manifest.ranks)
-    return w.CopyNote(
-        step=manifest.step, attempt=attempt_stored(manifest), tier="disk", created=manifest.created, nbytes=nbytes
-    )
+def _notes(disk: DiskTier, manifest: Manifest) -> DiskNotes:
+    here, attempt = disk.here(manifest.step), attempt_stored(manifest)
+
+    def note(created: float, nbytes: int) -> w.CopyNote:
+        return w.CopyNote(step=manifest.step, attempt=attempt, tier="disk", created=created, nbytes=nbytes)
+
+    if here is None:
+        return DiskNotes((note(manifest.created, sum(facts.nbytes for facts in manifest.ranks)),))
+    records = [disk.open(manifest.step, rank).record for rank in sorted(here)]
+    return DiskNotes(parts=tuple((one.rank, manifest.created, note(one.created, one.nbytes)) for one in records))
 
 
-def joined(census: Census, whole: Mapping[str, tuple[w.CopyNote, ...]]) -> tuple[w.RunNote, ...]:
+def joined(census: Census, disks: Mapping[str, DiskNotes]) -> tuple[w.RunNote, ...]:
     """Memory and disk in one."""
 
-    def named(run: str, copy: w.CopyNote) -> w.CopyNote:
-        attempt = census.attempts.get((run, copy.step, copy.created), copy.attempt)
+    def named(run: str, copy: w.CopyNote, began: float) -> w.CopyNote:
+        attempt = census.attempts.get((run, copy.step, began), copy.attempt)
         return msgspec.structs.replace(copy, attempt=attempt)
 
-    own = tuple(
-        msgspec.structs.replace(note, whole=tuple(named(note.run, copy) for copy in whole.get(note.run, ())))
-        for note in census.runs
-    )
-    return own + census.guests
+    own: list[w.RunNote] = []
+    for note in census.runs:
+        disk = disks.get(note.run, DiskNotes())
+        parts: dict[int, list[w.CopyNote]] = {}
+        for rank, began, copy in disk.parts:
+            parts.setdefault(rank, []).append(named(note.run, copy, began))
+        ranks = [msgspec.structs.replace(one, copies=(*one.copies, *parts.pop(one.rank, ()))) for one in note.ranks]
+        ranks += [w.RankNote(rank, home=False, trains=False, copies=tuple(parts[rank])) for rank in sorted(parts)]
+        whole = tuple(named(note.run, copy, copy.created) for copy in disk.whole)
+        own.append(msgspec.structs.replace(note, ranks=tuple(ranks), whole=whole))
+    return (*own, *census.guests)

@@ -12,15 +12,18 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from zerostall.agent.client import NodeClient
+from zerostall.agent.own_folder import OwnFolder
 from zerostall.agent.takeover import forget_other_runs
 from zerostall.core import backoff
 from zerostall.core import manifest as manifests
+from zerostall.core.ground import sharing
 from zerostall.core.manifest import Manifest
 from zerostall.core.roll import NONE, Save
 from zerostall.errors import AgentError, RunMismatchError, StorageError, ZerostallError
 from zerostall.flow.worker import Worker
 from zerostall.telemetry import log
 from zerostall.tiers.files import storage_errors
+from zerostall.tiers.ground import ground_of
 from zerostall.wire import messages as m
 from zerostall.wire import nodes as n
 from zerostall.wire import peers as p
@@ -49,6 +52,7 @@ class Outpost:
 
     Attributes:
         failed: the seat could not be reached at first, and is not tried again.
+        own: this node's folder of the run, where it is another one than rank 0's node has.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class Outpost:
         self._client: NodeClient | None = None
         self._met = False
         self.failed = False
+        self.own: OwnFolder | None = None
         self._meeting: list[Callable[[ZerostallError | None], None]] = []
         self._kept: dict[Save, list[tuple[HostTier, Held]]] = {}
         self._writer = Worker(f"outpost {run.where.name}")
@@ -161,8 +166,16 @@ class Outpost:
                 self._kept[message.save] = [(tier, tier.hold(message.save.step)) for tier, _ in images.values()]
             case n.Write():
                 self._write(message)
+            case n.Commit():
+                if self.own is not None:
+                    self.own.commit(message)
+            case n.Settle():
+                if self.own is not None:
+                    self.own.settle(message)
             case n.Stored():
                 self._let_go(message.save)
+                if self.own is not None and message.failure is not None:
+                    self.own.abandon(message.save.step)
                 self._promises.stored(message.save, message.failure)
             case n.ToRank():
                 if (berth := self._run.berths.get(message.rank)) is not None:
@@ -179,21 +192,27 @@ class Outpost:
         images = [berths[held.image.record.rank].image(tier, held, self._post) for tier, held in kept]
         here = [rank for rank in self._run.here if rank < self._run.world]
 
-        def write() -> None:
-            failure: ZerostallError | None = None
-            try:
-                if len(images) != len(here):
-                    raise StorageError(f"step {order.save.step} is no longer in memory of ranks {here}")
-                self._put(order, images)
-            except ZerostallError as error:
-                failure = error
-            except Exception as error:  # noqa: BLE001 - the seat waits for an answer
-                log.exception("%s: step %d could not be written", self._run.where, order.save.step)
-                failure = StorageError(f"cannot write step {order.save.step}: {error!r}")
+        def written(failure: Exception | None) -> None:
+            if failure is not None and not isinstance(failure, ZerostallError):
+                log.error("%s: step %d could not be written", self._run.where, order.save.step, exc_info=failure)
+                failure = StorageError(f"cannot write step {order.save.step}: {failure!r}")
             refused = m.Refused.of(0, failure) if failure else None
             self._post(lambda: self._say(n.Written(order.save, refused)))
 
-        self._writer.submit(write)
+        def write() -> None:
+            try:
+                self._put(order, images)
+            except Exception as error:  # noqa: BLE001 - the seat waits for an answer
+                written(error)
+            else:
+                written(None)
+
+        if len(images) != len(here):
+            written(StorageError(f"step {order.save.step} is no longer in memory of ranks {here}"))
+        elif self.own is not None:
+            self.own.write(order, images, written)
+        else:
+            self._writer.submit(write)
 
     def _put(self, order: n.Write, images: list[Image]) -> None:
         disk, folder = self._run.folder.disk, self._run.where / order.folder
@@ -209,10 +228,10 @@ class Outpost:
 
     # --------------------------------------------------------------------------------------- the connection
 
-    def _here(self) -> n.Here:
+    def _here(self, drafts: tuple[int, ...] | None = None) -> n.Here:
         run = self._run
         trains = tuple(rank for rank in run.here if (berth := run.berths.get(rank)) is not None and berth.client)
-        return n.Here(run.world, tuple(sorted(run.here)), trains)
+        return n.Here(run.world, tuple(sorted(run.here)), trains, self.own is not None, drafts)
 
     def _say(self, message: n.FromOutpost) -> None:
         """Tell the seat; while there is none nothing is lost, for all that counts is said again."""
@@ -227,13 +246,16 @@ class Outpost:
         began, failures = time.monotonic(), 0
         while not self._closing.is_set():
             try:
-                channel, facts = self._enter()
+                channel, entered = self._enter()
                 try:
-                    self._see(facts, began + _PATIENCE)
+                    facts = manifests.decode_run(entered.facts, source=f"the run at {self.meeting.address}")
+                    apart = self._sees_another(facts, entered)
+                    if not apart:
+                        self._see(facts, began + _PATIENCE)
                 except BaseException:
                     channel.close()
                     raise
-                self._post(partial(self._connected, channel.detach(), facts))
+                self._post(partial(self._connected, channel.detach(), facts, apart=apart))
                 return
             except (ZerostallError, ValueError, OSError) as error:
                 failures += 1
@@ -245,17 +267,42 @@ class Outpost:
                     log.warning("%s: the agent of rank 0's node: %s; tried again", self._run.where, error)
                 self._closing.wait(backoff.pause(min(failures, 5), 0.5))
 
-    def _enter(self) -> tuple[p.PeerChannel, RunFacts]:
+    def _enter(self) -> tuple[p.PeerChannel, p.Entered]:
         channel = p.connect(self.meeting.address, self._host, self.meeting.secret)
         try:
             channel.send(p.Enter())
             answer = channel.receive(1 << 20)
             if not isinstance(answer, p.Entered):
                 raise p.PeerError(f"{self.meeting.address} answered {type(answer).__name__}")
-            return channel, manifests.decode_run(answer.facts, source=f"the run at {self.meeting.address}")
+            return channel, answer
         except BaseException:
             channel.close()
             raise
+
+    def _sees_another(self, facts: RunFacts, entered: p.Entered) -> bool:
+        """Has this node a folder of its own at that path?
+
+        Raises:
+            RunMismatchError: it has, and that cannot be.
+        """
+        run = self._run
+        found = sharing(ground_of(run.where), entered.ground)
+        if not found.apart and found.apart is not None:
+            return False
+        why = ""
+        if found.apart is None:
+            why = found.reason
+        elif not (run.member and entered.member):
+            why = f"{found.reason}, and images get from node to node only where all agents belong to a cluster"
+        elif run.carrier is not None:
+            why = f"{found.reason}, and remote= takes steps from one folder"
+        if why:
+            raise RunMismatchError(
+                f"{run.where} on {self._host} is not the folder of rank 0's node, run {facts.run}: {why}",
+                hint="give the run one folder that all nodes share; or set ZEROSTALL_MANAGER and ZEROSTALL_PEER on "
+                "every node, and each keeps its ranks' images on its own disk",
+            )
+        return True
 
     def _see(self, facts: RunFacts, deadline: float) -> None:
         """Make sure that the folder is the seat's, too. A network file system may show it a little later.
@@ -274,16 +321,24 @@ class Outpost:
             if self._closing.wait(0.1):
                 raise AgentError("this run is over")
 
-    def _connected(self, sock: socket.socket, facts: RunFacts) -> None:
+    def _connected(self, sock: socket.socket, facts: RunFacts, *, apart: bool) -> None:
         if self._closing.is_set():
             sock.close()
             return
         sock.setblocking(False)
-        self._run.folder.follow(facts)
+        if apart:
+            try:
+                self.own = self.own or OwnFolder(self._run, facts)
+            except (ZerostallError, OSError) as error:
+                sock.close()
+                self._failed(error)
+                return
+        else:
+            self._run.folder.follow(facts)
         forget_other_runs(self._run)
         self._client = NodeClient(Channel(sock, n.FromSeat), heard=self._heard, parted=self._part)
         self._watch(self._client)
-        self._say(self._here())
+        self._say(self._here(self.own.drafts() if self.own is not None else None))
         sealed = [
             (berth.wishes[step].save, berth, step)
             for berth in self._run.berths.values()

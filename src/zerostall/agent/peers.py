@@ -40,11 +40,11 @@ class Entrance:
     """For agents that come to stay (`wire.nodes`).
 
     Attributes:
-        facts: what they are told of the run. PeerError sends them away.
+        answer: what they are told of the run. PeerError sends them away.
         enter: given their connection.
     """
 
-    facts: Callable[[], bytes]
+    answer: Callable[[], p.Entered]
     enter: Callable[[socket.socket], None]
 
 
@@ -154,7 +154,7 @@ class PeerDoor:
             while not self._closing:
                 message = channel.receive()
                 if isinstance(message, p.Enter) and self._entrance is not None:
-                    channel.send(p.Entered(self._entrance.facts()))
+                    channel.send(self._entrance.answer())
                     stays = True
                     self._entrance.enter(channel.detach())
                     return

@@ -13,7 +13,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 import zerostall
-from zerostall.agent.holdings import Census, DiskCensus, joined
+from zerostall.agent.holdings import Census, DiskCensus, DiskNotes, joined
 from zerostall.agent.whereabouts import connection
 from zerostall.errors import ManagerError, ZerostallError
 from zerostall.flow.worker import Worker
@@ -68,7 +68,7 @@ class Reporter:
         self._looked = time.monotonic()
         self._looks: queue.SimpleQueue[Census] = queue.SimpleQueue()
         self._disk_census = DiskCensus()
-        self._whole: Mapping[str, tuple[w.CopyNote, ...]] = {}
+        self._on_disk: Mapping[str, DiskNotes] = {}
         self._disks = Worker("disk census", bound=2)
         self._looking = False
         self._stopping = threading.Event()
@@ -209,13 +209,13 @@ class Reporter:
             self._looking = True
             disks = self._census.disks
             self._disks.submit(lambda: self._look_at(disks))
-        held = joined(self._census, self._whole)
+        held = joined(self._census, self._on_disk)
         if held != self._held:
             self._held = held
             self._version += 1
 
     def _look_at(self, disks: tuple) -> None:
         try:
-            self._whole = self._disk_census.look(disks)
+            self._on_disk = self._disk_census.look(disks)
         finally:
             self._looking = False

@@ -165,6 +165,8 @@ class Run(Standing):
             self.folder.use(Modes(hello.umask))
         if self.outpost is None:
             take_folder(self, hello)
+        elif self.outpost.own is not None:
+            self.outpost.own.take(hello)
         if hello.world != self.world:
             self.world = hello.world
             if isinstance(self.caller, Chair):
@@ -268,7 +270,7 @@ class Run(Standing):
         elif berth.stowage is not None and (wish := berth.stowage.revoke(past, reason)) is not None:
             save = wish.save
         self.caller.revoked(berth.rank, save, past, reason)
-        if self.outpost is None:
+        if self.outpost is None or self.outpost.own is not None:
             self.trickle.evict(berth.rank, past)
 
     # ----------------------------------------------------------------------------------------------------- what follows

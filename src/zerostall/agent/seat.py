@@ -7,6 +7,7 @@ the seat commits it when all have said that theirs are there and it sees them it
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from zerostall.agent.peers import Entrance, PeerDoor
 from zerostall.core import manifest as manifests
 from zerostall.errors import StorageError, ZerostallError
 from zerostall.telemetry import log
+from zerostall.tiers.ground import ground_of
 from zerostall.wire import messages as m
 from zerostall.wire import nodes as n
 from zerostall.wire import peers as p
@@ -34,8 +36,10 @@ if TYPE_CHECKING:
     from zerostall.agent.chair import Chair
     from zerostall.agent.promises import Promises
     from zerostall.agent.standing import Standing
+    from zerostall.core.candidates import Past
     from zerostall.core.manifest import Manifest, RankFacts
     from zerostall.core.roll import Save
+    from zerostall.flow.persist import Order
 
 
 @dataclass(slots=True, eq=False)
@@ -44,11 +48,13 @@ class Outlying:
 
     Attributes:
         images: what its ranks have sealed, by save and rank.
+        apart: it has a folder of its own for them.
     """
 
     client: NodeClient | None = None
     ranks: tuple[int, ...] = ()
     images: dict[Save, dict[int, n.Sealed]] = field(default_factory=dict)
+    apart: bool = False
 
     def tell(self, message: m.Message) -> None:
         if self.client is not None:
@@ -68,9 +74,9 @@ class Errand:
         if not nodes:
             self._over.set()
 
-    def write(self, folder: Path) -> None:
-        """Have all write into this folder of the run."""
-        message = n.Write(self.save, folder.name)
+    def write(self, folder: Path, aside: tuple[Past, ...]) -> None:
+        """Have all write into this folder of the run, or into the like of their own."""
+        message = n.Write(self.save, folder.name, aside)
 
         def tell() -> None:
             for node in self.nodes:
@@ -128,7 +134,7 @@ class Seat:
         self._errand: Errand | None = None
         meeting = nodes.meeting
         secret = meeting.secret if meeting else secrets.token_urlsafe(32)
-        entrance = Entrance(facts=lambda: on_loop(post, self._facts), enter=self._enter)
+        entrance = Entrance(answer=lambda: on_loop(post, self._entered), enter=self._enter)
         self._door = PeerDoor(meeting.address if meeting else nodes.host, secret, entrance=entrance)
         self.meeting = m.Meeting(self._door.address, secret)
         log.info("%s: agents of other nodes meet at %s", run.where, self._door.address)
@@ -188,9 +194,19 @@ class Seat:
         self._errand = Errand(save, nodes, self._post)
         return self._errand
 
-    def stored(self, save: Save, error: ZerostallError | None) -> None:
+    def here(self, manifest: Manifest) -> frozenset[int] | None:
+        """The ranks whose images get into this node's folder; None where all do."""
+        afar = {rank for node in self._nodes if node.apart for rank in node.ranks}
+        return frozenset(facts.rank for facts in manifest.ranks if facts.rank not in afar) if afar else None
+
+    def stored(self, order: Order, save: Save, error: ZerostallError | None) -> None:
         """The save is committed on disk, or it is not."""
+        apart = [node for node in self._errand.nodes if node.apart] if self._errand is not None else []
         self._errand = None
+        if apart and error is None:
+            commit = n.Commit(save, manifests.encode_manifest(order.manifest), order.pin)
+            for node in apart:
+                node.tell(commit)
         self.tell(n.Stored(save, m.Refused.of(0, error) if error else None))
 
     def tell_rank(self, rank: int, message: m.Reached | m.Failed) -> None:
@@ -201,11 +217,12 @@ class Seat:
 
     # ------------------------------------------------------------------------------------------------ hearing
 
-    def _facts(self) -> bytes:
+    def _entered(self) -> p.Entered:
         """On the loop. AgentError while the folder is not this agent's: who knocks comes again."""
         if not self._run.folder.taken():
             raise p.PeerError("the run's folder is not taken yet")
-        return manifests.encode_run(self._run.folder.facts)
+        run = self._run
+        return p.Entered(manifests.encode_run(run.folder.facts), ground_of(run.where), run.member)
 
     def _enter(self, sock: socket.socket) -> None:
         """A connection's thread."""
@@ -232,7 +249,9 @@ class Seat:
     def _heard(self, node: Outlying, message: n.FromOutpost) -> None:
         match message:
             case n.Here():
-                node.ranks = message.ranks
+                node.ranks, node.apart = message.ranks, message.apart
+                if message.drafts is not None:
+                    self._settle(node, message.drafts)
                 for rank in message.trains:
                     self.chair.found(rank)
             case n.Found():
@@ -257,6 +276,19 @@ class Seat:
             case n.Written():
                 if self._errand is not None and self._errand.save == message.save:
                     self._errand.written(node, message.failure.error() if message.failure else None)
+
+    def _settle(self, node: Outlying, drafts: tuple[int, ...]) -> None:
+        """Tell a node with a folder of its own what of it was committed here while it did not hear."""
+        disk = self._run.folder.disk
+
+        def look() -> None:
+            found: list[bytes] = []
+            for step in drafts:
+                with contextlib.suppress(ZerostallError, OSError):
+                    found.append(manifests.encode_manifest(disk.manifest(step)))
+            self._post(lambda: node.tell(n.Settle(tuple(found))))
+
+        self._run.trickle.meanwhile(look)
 
     def _sealed(self, node: Outlying, message: n.Sealed) -> None:
         rank, save = message.facts.rank, message.save

@@ -247,7 +247,9 @@ class Service:
             run = self.runs.open(where, hello.world, url)
             run.trickle.refused = partial(self._refused, run)
             run.fetches.damaged = partial(self._damaged, run)
-        if self.elsewhere is not None and not url and hello.nodes is None and run.folder.blank():
+        run.member = self.elsewhere is not None
+        alone = hello.nodes is None or hello.nodes.seat
+        if self.elsewhere is not None and not url and alone and run.folder.blank():
             self.elsewhere.heir(
                 m.plain(str(where))[-1000:], hello.run or "", lambda found: self._inherited(client, run, hello, found)
             )

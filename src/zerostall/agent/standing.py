@@ -35,6 +35,7 @@ class Standing:
         url: where its steps are, if it has no disk.
         part: the ranks of this node, where there are others; None where all are here.
         heir: the run that the folder goes on with, if it is empty.
+        member: this node belongs to a cluster.
         berths: one for each rank that this node has had and whose memory it has not given back.
         caller: who decides which saves are clean.
         carrier: takes steps to the remote tier, where there is one.
@@ -58,6 +59,7 @@ class Standing:
         self.world = world
         self.part: frozenset[int] | None = None
         self.heir: w.Inherited | None = None
+        self.member = False
         self.berths: dict[int, Berth] = {}
         self.folder = RunFolder(where, pool)
         self.fetches = Fetches(self.folder.disk, post, governor)

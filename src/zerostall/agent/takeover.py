@@ -10,6 +10,7 @@ from zerostall.telemetry import log
 
 if TYPE_CHECKING:
     from zerostall.agent.standing import Standing
+    from zerostall.core.manifest import RunFacts
     from zerostall.wire import messages as m
 
 
@@ -29,6 +30,29 @@ def take_folder(run: Standing, hello: m.Hello) -> None:
     _agree_with_remote(run)
     run.folder.check_name(hello.run, empty=not run.steps())
     run.folder.spread(hello.rules.disks)
+
+
+def take_own_folder(run: Standing, facts: RunFacts) -> None:
+    """Have a folder of this node's own for a run whose ranks are on several; rank 0's node says which run that is.
+
+    Raises:
+        RunBusyError, RunMismatchError, StorageError, FormatError: it is another's, or no folder of a run.
+    """
+    if run.folder.taken() and run.folder.same():
+        return
+    known, blank = run.folder.on_disk, run.folder.blank()
+    run.folder.take(drafts=False)
+    if blank:
+        run.folder.become(facts)
+    if run.folder.facts.run != facts.run:
+        there = run.folder.facts.run
+        run.folder.let_go()
+        raise RunMismatchError(
+            f"{run.where} is run {there} on this node, and run {facts.run} on rank 0's node",
+            hint="move the folder that is not of this run aside, on that node; a run that has a name, run=, is gone on "
+            "with by a node whose folder is empty",
+        )
+    _forget_strangers(run, known)
 
 
 def forget_other_runs(run: Standing) -> None:

@@ -200,6 +200,7 @@ class Trickle:
             manifest=manifest,
             images=tuple(self._berths[rank].image(*kept, self._post) for rank, kept in held.items()),
             others=self.fellows.errand(first.save) if self.fellows else None,
+            here=self.fellows.here(manifest) if self.fellows else None,
             replace=any(wish.replace for wish in wishes),
             pin=any(wish.pin for wish in wishes),
             aside=tuple(sorted({past for wish in wishes for past in wish.aside})),
@@ -220,7 +221,18 @@ class Trickle:
 
     def meanwhile(self, call: Callable[[], None]) -> None:
         """Do that on the thread that alone writes to the folder, when nothing else is being written. Any thread."""
-        self._writer.submit(call)
+
+        def counted() -> None:
+            try:
+                call()
+            finally:
+                self._post(self._tidied)
+
+        def submit() -> None:
+            self._untidy += 1
+            self._writer.submit(counted)
+
+        self._post(submit)
 
     def when_tidy(self, call: Callable[[], None]) -> None:
         """Call on the loop's thread when the order under way and the retention behind it are done."""
@@ -246,7 +258,7 @@ class Trickle:
         flight, self._flight = self._flight, None
         assert flight is not None
         if self.fellows:
-            self.fellows.stored(flight.save, outcome.error)
+            self.fellows.stored(flight.order, flight.save, outcome.error)
         same = True
         for rank, (tier, held) in flight.held.items():
             tier.release(held)

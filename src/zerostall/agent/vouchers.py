@@ -102,9 +102,9 @@ class Vouchers:
         disk, step = run.folder.disk, manifest.step
         try:
             return _record_of(disk, manifest, rank)
-        except VersionError:
-            return None
-        except (FormatError, SnapshotNotFoundError) as error:
+        except (VersionError, SnapshotNotFoundError):
+            return None  # written by a newer zerostall; in another node's folder
+        except FormatError as error:
             damage = str(error.args[0])
         if not _is_file(disk, step, names.record_file(rank)):
             return None

@@ -5,6 +5,7 @@ Images are dealt whole, so that each stays a file that anybody's tools can open.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MAX_FILE = 1 << 20
+MAX_RANKS_FILE = 1 << 24
 MAX_DISKS = 1024
 
 AGAIN_SECONDS = 60.0
@@ -90,11 +92,21 @@ class DiskOf(msgspec.Struct, frozen=True, kw_only=True):
     run: str
 
 
+class RanksHere(msgspec.Struct, frozen=True, kw_only=True):
+    """`ranks.json` in a step's folder: the ranks whose images are in it; those of all others are on other nodes."""
+
+    version: int = FIRST
+    run: str
+    step: int
+    ranks: tuple[int, ...]
+
+
+_RANKS_HERE = msgspec.json.Decoder(RanksHere)
 _RUN_DISKS = msgspec.json.Decoder(RunDisks)
 _DISK_OF = msgspec.json.Decoder(DiskOf)
 
 
-def encode(facts: RunDisks | DiskOf) -> bytes:
+def encode(facts: RunDisks | DiskOf | RanksHere) -> bytes:
     """Return the file. ValueError for one that no reader would take."""
     if problem := _problem(facts):
         raise ValueError(problem)
@@ -115,11 +127,21 @@ def decode_disk_of(data: bytes, *, source: str) -> DiskOf:
     return facts
 
 
-def _problem(facts: RunDisks | DiskOf) -> str:
+def decode_ranks_here(data: bytes, *, source: str) -> RanksHere:
+    """Read `ranks.json`. `source` and errors as in `manifest.decode_record`."""
+    facts, _ = unseal(data, _RANKS_HERE, source=source, limit=MAX_RANKS_FILE)
+    _refuse(source, _problem(facts))
+    return facts
+
+
+def _problem(facts: RunDisks | DiskOf | RanksHere) -> str:
     if problem := soundness.run_id_problem(facts.run):
         return problem
     if isinstance(facts, DiskOf):
         return ""
+    if isinstance(facts, RanksHere):
+        rising = all(one < other for one, other in itertools.pairwise((-1, *facts.ranks)))
+        return "" if rising and facts.step >= 0 else "its ranks or its step are no rising numbers"
     if len(facts.folders) > MAX_DISKS:
         return f"{len(facts.folders)} folders, more than {MAX_DISKS}"
     for folder in facts.folders:

@@ -8,6 +8,7 @@
         rank-00000.json                        its record
         manifest.json                          the commit
         pinned                                 an empty marker: never evict this step
+        ranks.json                             whose images are here, where each node has a folder of its own
     rewound-000000005000/                      a step set aside, for training went on from an older one
     staging-000000012000-3f9a0c1d/             a step that is to replace a committed one, until it takes its
                                                    place
@@ -32,6 +33,7 @@ IMAGES = "images"
 MANIFEST = "manifest.json"
 REPLICA = "replica.json"
 PINNED = "pinned"
+RANKS = "ranks.json"
 DISKS = "disks.json"
 DISK = "disk.json"
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Others(Protocol):
     """Other nodes, which write their ranks' images of the step."""
 
-    def write(self, folder: Path) -> None:
-        """Have them write into this folder."""
+    def write(self, folder: Path, aside: tuple[Past, ...]) -> None:
+        """Have them write into this folder, or into the like of their own, in which these steps are set aside first."""
 
     def wait(self) -> None:
         """Wait until all have; raises what one has failed with."""
@@ -43,6 +43,7 @@ class Order:
         others: those that have the rest, if there is any.
         replace: a committed step of that number may be replaced.
         aside: set these committed steps aside first: the run has left the past they belong to.
+        here: only these ranks' images get into this folder, the others' into those of their own nodes; None for all.
     """
 
     manifest: Manifest
@@ -51,6 +52,7 @@ class Order:
     pin: bool = False
     aside: tuple[Past, ...] = ()
     others: Others | None = None
+    here: frozenset[int] | None = None
 
     @property
     def step(self) -> int:
@@ -83,15 +85,15 @@ def persist(
         if aside:
             log.warning("%s: training went back before steps %s: they are set aside", disk.where, aside)
         with _by_others(disk, order):
-            _put(disk, order.images, pace)
-        disk.commit(order.manifest, replace=order.replace, pin=order.pin)
+            put_images(disk, order.images, pace)
+        disk.commit(order.manifest, replace=order.replace, pin=order.pin, here=order.here)
     except Exception as error:  # noqa: BLE001 - the images must be let go, and the trainer must hear
         disk.abandon(order.step)
         return Outcome(order.step, time.monotonic() - start, _ours(error, order, disk))
     return Outcome(order.step, time.monotonic() - start)
 
 
-def _put(disk: DiskTier, images: Sequence[Image], pace: Callable[[], Pace]) -> None:
+def put_images(disk: DiskTier, images: Sequence[Image], pace: Callable[[], Pace]) -> None:
     """Write images, on several disks at once. Returns, or raises, when nothing is being written any more."""
     lanes = disk.lanes(images)
 
@@ -114,7 +116,7 @@ def _by_others(disk: DiskTier, order: Order) -> Iterator[None]:
         yield
         return
     folder = disk.draft(order.step)
-    order.others.write(folder)
+    order.others.write(folder, order.aside)
     try:
         yield
     except BaseException:
@@ -122,7 +124,7 @@ def _by_others(disk: DiskTier, order: Order) -> Iterator[None]:
             order.others.wait()  # what is still being written must not get into a folder of the next try
         raise
     order.others.wait()
-    if missing := disk.missing_draft(order.manifest):
+    if missing := disk.missing_draft(order.manifest, order.here):
         raise StorageError(
             f"step {order.step}: {missing}, though another node has written it",
             hint="a run on several nodes needs one folder that all of them share",

@@ -12,6 +12,7 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zerostall.core import disks
 from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
 from zerostall.core.candidates import Past
@@ -40,7 +41,7 @@ from zerostall.tiers.other_disks import OtherDisks
 from zerostall.tiers.step_files import StepFiles, committed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from zerostall import native
     from zerostall.core.layout import Layout
@@ -102,9 +103,12 @@ class DiskTier:
             fsync_folder(folder)
         return record
 
-    def commit(self, manifest: Manifest, *, replace: bool = False, pin: bool = False) -> None:
+    def commit(
+        self, manifest: Manifest, *, replace: bool = False, pin: bool = False, here: Collection[int] | None = None
+    ) -> None:
         """See `contract.Tier`; `pin` marks the step so that retention never evicts it.
 
+        `here`: only these ranks' images are in this folder, the others in folders of other nodes.
         A step that a try before this one committed, and could not say so, may be replaced.
         """
         final = self._folder(manifest.step)
@@ -119,6 +123,9 @@ class DiskTier:
         with storage_errors(folder, f"step {manifest.step}", len(data)):
             if pin:
                 write_file(folder / names.PINNED, b"", self.modes)
+            if here is not None:
+                ranks = disks.RanksHere(run=manifest.run, step=manifest.step, ranks=tuple(sorted(here)))
+                write_file(folder / names.RANKS, disks.encode(ranks), self.modes)
             write_whole(folder / names.MANIFEST, data, self.modes)
             if folder != final:
                 self._swap(folder, final)
@@ -195,9 +202,13 @@ class DiskTier:
         self._drafts.discard(step)
         self._staging.pop(step, None)
 
-    def missing_draft(self, manifest: Manifest) -> str:
-        """As `missing`, of a step that is not committed yet."""
-        return self._files.missing(manifest, self._draft_folder(manifest.step))
+    def missing_draft(self, manifest: Manifest, here: Collection[int] | None = None) -> str:
+        """As `missing`, of a step that is not committed yet; `here`: of these ranks' images alone."""
+        return self._files.missing(manifest, self._draft_folder(manifest.step), here)
+
+    def here(self, step: int) -> frozenset[int] | None:
+        """The ranks whose images are in this folder and not in another node's; None where all ranks' are."""
+        return self._files.here(step)
 
     def put_record(self, record: Record) -> None:
         """Write a record once more, of an image that was put and is not committed yet."""
@@ -297,11 +308,14 @@ class DiskTier:
         self._remove(self.where / names.rewound_folder(step))
         self._remove_kept(step)
 
-    def clear_leftovers(self) -> list[str]:
-        """Remove what dead writers left: staging folders and steps without a manifest. Only for the lock's holder."""
+    def clear_leftovers(self, *, drafts: bool = True) -> list[str]:
+        """Remove what dead writers left: staging folders and steps without a manifest. Only for the lock's holder.
+
+        `drafts`: False leaves steps that were put; another node may say that they are committed.
+        """
         bring_back_swapped(self._files)
         cleared = []
-        for entry in self._files.entries():
+        for entry in self._files.entries() if drafts else ():
             folder = Path(entry.path)
             unfinished = names.parse_step(entry.name) is not None and not committed(folder)
             if unfinished or names.parse_staging(entry.name) is not None:

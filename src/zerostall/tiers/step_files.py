@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zerostall.core import disks
 from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
 from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError
@@ -17,7 +18,7 @@ from zerostall.tiers import kept, readings
 from zerostall.tiers.files import read_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import Manifest, RankFacts
@@ -86,7 +87,18 @@ class StepFiles:
             except FileNotFoundError:
                 continue
             return readings.stored_of(manifest, data, str(place), self._layout)
+        here = self.here(step)
+        if here is not None and rank not in here:
+            raise SnapshotNotFoundError(f"step {step} of rank {rank} is on another node's disk, not in {self.where}")
         raise CorruptError(f"{path} is missing")
+
+    def here(self, step: int) -> frozenset[int] | None:
+        """The ranks whose images are in this folder and not in another node's; None where all ranks' are."""
+        path = self.folder(step) / names.RANKS
+        try:
+            return frozenset(disks.decode_ranks_here(read_file(path), source=str(path)).ranks)
+        except FileNotFoundError:
+            return None
 
     def image(self, step: int, rank: int) -> Path:
         """The file of a rank's image of a committed step, which need not be there."""
@@ -97,9 +109,17 @@ class StepFiles:
         elsewhere = self.kept(step) / names.kept_image(rank, facts.record)
         return elsewhere if os.path.lexists(elsewhere) else self._others.image(step, facts) or beside
 
-    def missing(self, manifest: Manifest, draft: Path | None = None) -> str:
-        """In words, which image or record is not there in full; empty where all are. `draft`: where it is written."""
-        for rank in manifest.ranks:
+    def missing(self, manifest: Manifest, draft: Path | None = None, here: Collection[int] | None = None) -> str:
+        """In words, which image or record is not there in full; empty where all are.
+
+        Args:
+            draft: where it is written.
+            here: look for the images of these ranks only.
+        """
+        afar = self.here(manifest.step) if draft is None else None
+        if afar is not None and (others := [rank.rank for rank in manifest.ranks if rank.rank not in afar]):
+            return f"images of {len(others)} ranks, rank {others[0]} the first, are on other nodes' disks"
+        for rank in manifest.ranks if here is None else [manifest.ranks[rank] for rank in sorted(here)]:
             if problem := self._lacks(draft or self.folder(manifest.step), manifest.step, rank):
                 return problem
         return ""

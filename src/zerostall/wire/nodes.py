@@ -5,7 +5,9 @@ folder that all nodes share. The others are *outposts*: each has one connection 
 it begins) and says on it what its ranks say. Everything here is an event; nothing is answered.
 
     outpost → seat   Here  Sealed  Passed  Revoked  Began  Found  Lost  Promise  Plan  Written
-    seat → outpost   Clean  Verdict  Awaiting  Plan  Keep  Write  Stored  ToRank
+    seat → outpost   Clean  Verdict  Awaiting  Plan  Keep  Write  Commit  Stored  Settle  ToRank
+
+Where the nodes do not share a folder, each has its own: what an outpost has written it commits when the seat has.
 """
 
 from __future__ import annotations
@@ -19,11 +21,18 @@ from zerostall.wire.messages import Failed, Message, Plan, Reached, Refused
 
 
 class Here(Message, frozen=True):
-    """The first message: the ranks of this node, and those of them whose trainer is there."""
+    """The first message: the ranks of this node, and those of them whose trainer is there.
+
+    Attributes:
+        apart: this node has a folder of its own.
+        drafts: steps that were put there and not committed, said once a connection; `Settle` answers it.
+    """
 
     world: int
     ranks: tuple[int, ...]
     trains: tuple[int, ...]
+    apart: bool = False
+    drafts: tuple[int, ...] | None = None
 
 
 class Sealed(Message, frozen=True):
@@ -142,10 +151,33 @@ class Keep(Message, frozen=True):
 
 
 class Write(Message, frozen=True):
-    """Write the images of the save into this folder, one of those below the run's."""
+    """Write the images of the save into this folder, one of those below the run's.
+
+    Attributes:
+        aside: where a node has a folder of its own, set these committed steps in it aside first.
+    """
 
     save: Save
     folder: str
+    aside: tuple[Past, ...] = ()
+
+
+class Commit(Message, frozen=True):
+    """The save is committed on disk: commit what was written of it into a folder of this node's own.
+
+    Attributes:
+        manifest: the file.
+    """
+
+    save: Save
+    manifest: bytes
+    pin: bool = False
+
+
+class Settle(Message, frozen=True):
+    """Of the drafts that `Here` told of, those that these manifests speak of are committed; others never will be."""
+
+    manifests: tuple[bytes, ...]
 
 
 class Stored(Message, frozen=True):
@@ -163,4 +195,4 @@ class ToRank(Message, frozen=True):
 
 
 FromOutpost = Here | Sealed | Passed | Revoked | Began | Found | Lost | Promise | Plan | Written
-FromSeat = Clean | Verdict | Awaiting | Plan | Keep | Write | Stored | ToRank
+FromSeat = Clean | Verdict | Awaiting | Plan | Keep | Write | Commit | Stored | Settle | ToRank

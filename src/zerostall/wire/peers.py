@@ -24,6 +24,7 @@ import struct
 import msgspec
 
 from zerostall.core.candidates import Past
+from zerostall.core.ground import Ground
 from zerostall.errors import AgentError
 
 MOST_FRAME = 256 << 20
@@ -137,9 +138,17 @@ class Enter(PeerMessage, frozen=True):
 
 
 class Entered(PeerMessage, frozen=True):
-    """The facts of the run, as `run.json` has them. What follows on the connection is of `wire.nodes`."""
+    """What follows on the connection is of `wire.nodes`.
+
+    Attributes:
+        facts: of the run, as `run.json` has them.
+        ground: what this node sees at the run's path.
+        member: this node belongs to a cluster.
+    """
 
     facts: bytes
+    ground: Ground
+    member: bool
 
 
 AnyMessage = Hail | Proof | Pull | Coming | Laid | Taken | Absent | Offer | Noted | Enter | Entered
