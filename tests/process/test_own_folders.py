@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import zerostall
+from benchmarks.namespaces import missing
 from cluster import QUICK, SECONDS, Agents, Manager, joined
 from hand import RULES, HandTrainer, close_all, kill_agent, wait_until
 from images import HandMade
@@ -97,7 +98,14 @@ def test_each_node_keeps_its_own_and_all_come_back_from_disk(manager: Manager, a
     assert "images of 1 ranks, rank 0 the first, are on other nodes" in alone.reason
 
     end(tmp_path, "n1", "n2")
+    whole = steps[1].joinpath("manifest.json").read_bytes()
+    for name in ("manifest.json", "ranks.json"):
+        steps[1].joinpath(name).unlink()  # as where the agent died before it heard that the step is committed
+    never = steps[1].parent / "step-000000000009"
+    shutil.copytree(steps[1], never)  # and one that no node has committed
     trainers = two(agents, tmp_path, "n1", "n2")
+    wait_until(lambda: not never.exists() and steps[1].joinpath("manifest.json").exists(), SECONDS)
+    assert steps[1].joinpath("manifest.json").read_bytes() == whole
     wait_until(lambda: (on_disk(manager, run, 0), on_disk(manager, run, 1)) == ({"n1"}, {"n2"}), SECONDS)
     for trainer in trainers:
         assert trainer.welcome.run_id == run
@@ -116,22 +124,22 @@ def test_each_node_keeps_its_own_and_all_come_back_from_disk(manager: Manager, a
 def test_a_node_that_is_lost_with_its_disk_is_replaced(
     manager: Manager, agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
-    """Its image is on its partner's disk; all memory is lost, too."""
+    """Its image is on its partner's disk. Where a node is lost, so is all memory; with rank 0's its partner stays up,
+    for no agent knows of its own which folders it wrote before it was started.
+    """
     for name in ("n1", "n2"):
         monkeypatch.setenv("ZEROSTALL_REPLICA_DISK", str(tmp_path / f"replicas of {name}"))
         joined(manager, agents, name)
     run, made = saved(agents, tmp_path, "n1", "n2")
     wait_until(lambda: on_disk(manager, run, lost) == {"n1", "n2"}, SECONDS)
     names = ["n1", "n2"]
-    end(tmp_path, *names)
+    end(tmp_path, *(names if lost == 1 else names[:1]))
     shutil.rmtree(folder_of(tmp_path, names[lost]).parent)
     monkeypatch.setenv("ZEROSTALL_REPLICA_DISK", str(tmp_path / f"replicas of {names[1 - lost]}"))
     joined(manager, agents, names[1 - lost])
     monkeypatch.setenv("ZEROSTALL_REPLICA_DISK", str(tmp_path / "replicas of n3"))
     joined(manager, agents, "n3")
     manager.until_health(names[lost], "lost")
-    # What is on its disk the node that is left says when its trainers come; its partner's share it knows by itself.
-    wait_until(lambda: on_disk(manager, run, lost) or [names[1 - lost]], SECONDS)
     names[lost] = "n3"
     trainers = two(agents, tmp_path, *names)
     assert {trainer.welcome.run_id for trainer in trainers} == {run}
@@ -141,7 +149,8 @@ def test_a_node_that_is_lost_with_its_disk_is_replaced(
     assert new.fetch(5, "replica") == made[lost].bytes
     new.ask(m.Describe(id=8, step=5, tier="replica"))
     for rank in (0, 1):
-        assert chunk(new, rank, "replica", len(made[rank].bytes)) == (made[rank].bytes, "partner")
+        data, _ = chunk(new, rank, "replica", len(made[rank].bytes))
+        assert data == made[rank].bytes
 
 
 def test_two_folders_need_a_cluster(agents: Agents, own_agent: Path, tmp_path: Path, manager: Manager) -> None:
@@ -154,6 +163,7 @@ def test_two_folders_need_a_cluster(agents: Agents, own_agent: Path, tmp_path: P
         member(own_agent, folder_of(tmp_path, "n2"), 1, first.welcome.meeting)
 
 
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
 def test_training_without_a_shared_folder_goes_on_from_its_disks(
     start_on: StartOn, manager: Manager, tmp_path: Path
 ) -> None:
@@ -161,9 +171,9 @@ def test_training_without_a_shared_folder_goes_on_from_its_disks(
     ranks = start_on(("n1", "n2"), "stay_apart", 6)
     ends = [tmp_path / f"run of {node}" / "step-000000000006" / "manifest.json" for node in (0, 1)]
     wait_until(lambda: all(path.exists() for path in ends), SECONDS)
+    ranks.kill()
     for name in ("n1", "n2"):
         kill_agent(tmp_path / name)
-    ranks.kill()
     said = start_on(("n1", "n2"), "resume_apart", attempt=2).wait()
     assert [re.findall(r"goes on from 6 (\w+)", text) for text in said] == [["disk"], ["disk"]], said
     assert all("ended bit for bit" in text for text in said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -197,3 +198,17 @@ def test_the_nearest_copy_goes_to_the_spare_node_that_has_most() -> None:
     assert prefetch.decide(steps, key(20), nodes, ["s1", "far"]).errands == ()  # its memory has it already
     none = prefetch.decide(steps, key(20), nodes, [])
     assert none.waiting == ((1, "node n1 is gone and no spare node is there"),)
+
+
+@pytest.mark.parametrize("tier", ["disk", "partner"])
+def test_what_lies_on_a_disk_alone_waits_for_the_nodes_that_have_the_rest(tier: str) -> None:
+    """Nodes come up one after the other, and only images of clean steps get to disk."""
+    steps = Steps()
+    for rank, node in enumerate(("n0", "n1")):
+        steps.say(node, [Home(RUN, rank, 2, True)], [], 0.0)
+    steps.say("n0", [Home(RUN, 0, 2, True)], [Holding(key(20), 0, tier)], 1.0)
+    (verdict,) = steps.judge(RUN, {"n1": "silent"}, 1.0)
+    assert (verdict.standing, verdict.have) == (Standing.past, 1)
+    steps.say("n1", [Home(RUN, 1, 2, True)], [Holding(key(20), 1, tier)], 2.0)
+    (verdict,) = steps.judge(RUN, {}, 2.0)
+    assert verdict.standing is Standing.clean

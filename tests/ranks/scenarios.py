@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -102,12 +104,26 @@ def resume(where: str) -> None:
 
 
 def resume_apart(where: str) -> None:
-    """The same, each node with a folder of its own."""
-    elastic.main(f"{where} of {os.environ['GROUP_RANK']}")
+    """The same, each node with a disk of its own."""
+    mount_own_disk(where)
+    elastic.main(where)
 
 
 def stay_apart(where: str, step: str) -> None:
-    elastic.main(f"{where} of {os.environ['GROUP_RANK']}", stays=int(step))
+    mount_own_disk(where)
+    elastic.main(where, stays=int(step))
+
+
+def mount_own_disk(where: str) -> None:
+    """Have a folder of this node's own at that path, for this thread and the processes that it starts. Needs root."""
+    own = Path(f"{where} of {os.environ['GROUP_RANK']}")
+    for folder in (own, Path(where)):
+        folder.mkdir(exist_ok=True)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(0x20000):  # CLONE_NEWNS
+        raise OSError(ctypes.get_errno(), "unshare")
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    subprocess.run(["mount", "--bind", own, where], check=True)
 
 
 def stay(where: str, step: str) -> None:

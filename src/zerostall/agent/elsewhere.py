@@ -12,6 +12,7 @@ from zerostall.agent.afar import Afar
 from zerostall.agent.brought import TIER, Brought, source_of, whole
 from zerostall.agent.loop_call import Post, on_loop
 from zerostall.agent.pulling import TRIES
+from zerostall.agent.scattered import HEARD_SECONDS
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core.candidates import Past
@@ -83,7 +84,7 @@ class Elsewhere:
         image = ImageId(run, rank)
         here = {past.step: past.created for past in on_loop(self._post, lambda: self._replication.guests.images(image))}
         try:
-            located = self._whereabouts.whereis(run, rank)
+            located = self._located(run, rank, near)
             unknown = "its manager does not know whether every rank has it"
         except ManagerError as error:
             log.warning("%s: copies on other nodes are not found", error.args[0])
@@ -105,6 +106,17 @@ class Elsewhere:
                 began = created if alone else 0.0
                 found[step] = m.CopyFacts(step, TIER, alone, began, "" if alone else unknown, world)
         return tuple(found[step] for step in sorted(found))
+
+    def _located(self, run: str, rank: int, near: Collection[Past]) -> tuple[LocatedCopy, ...]:
+        """Where the manager knows copies, once nodes that come up just now had time to say what their disks have."""
+        deadline = time.monotonic() + HEARD_SECONDS
+        while True:
+            located = self._whereabouts.whereis(run, rank)
+            steps = [past.step for past in near] + [copy.step for copy in located if copy.clean]
+            newest = max(steps, default=-1)
+            if not any(copy.awaited and copy.step > newest for copy in located) or time.monotonic() > deadline:
+                return located
+            time.sleep(_ASK_AGAIN_SECONDS)
 
     def bring(self, request: m.Fetch, run: str, rank: int) -> Brought:
         """The image in memory: this node's own, else from the nearest node that has it.

@@ -299,7 +299,7 @@ class Outpost:
         if why:
             raise RunMismatchError(
                 f"{run.where} on {self._host} is not the folder of rank 0's node, run {facts.run}: {why}",
-                hint="give the run one folder that all nodes share; or set ZEROSTALL_MANAGER and ZEROSTALL_PEER on "
+                hint="give the run one folder that all of them share; or set ZEROSTALL_MANAGER and ZEROSTALL_PEER on "
                 "every node, and each keeps its ranks' images on its own disk",
             )
         return True

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from zerostall.core import manifest as manifests
-from zerostall.errors import FormatError, SnapshotNotFoundError
+from zerostall.errors import FormatError, ManagerError, SnapshotNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
     from zerostall.core.manifest import Manifest, RankFacts
     from zerostall.tiers.contract import Readable, Stored
     from zerostall.tiers.disk import DiskTier
+
+
+HEARD_SECONDS = 20.0
+"""So long it may take until the manager has heard of all disks, where nodes have only just come up together."""
+
+_AGAIN_SECONDS = 0.25
 
 
 class Scattered:
@@ -49,7 +56,16 @@ class Scattered:
         """
         whole = self._disk.manifest(step)
         others = {facts for facts in whole.ranks if facts.rank not in self._here}
-        if not others <= set(self._afar.manifest(step).ranks):
+        deadline = time.monotonic() + HEARD_SECONDS
+        while True:
+            try:
+                found = self._afar.manifest(step)
+                break
+            except (SnapshotNotFoundError, ManagerError):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_AGAIN_SECONDS)
+        if not others <= set(found.ranks):
             raise SnapshotNotFoundError(f"step {step} on other nodes is another one than in {self.where}")
         return whole
 

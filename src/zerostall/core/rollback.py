@@ -38,6 +38,11 @@ class Key(msgspec.Struct, frozen=True, order=True, gc=False):
 ALL = -1
 """As a rank: the tier has every rank's image, its manifest says so."""
 
+PROVEN = frozenset({"disk", "partner"})
+"""Only images of clean steps get there. So one that is there alone makes its step no dirtier: the others may come back,
+with the nodes whose disks have them.
+"""
+
 MOST_MARKS = 10_000
 
 
@@ -201,6 +206,8 @@ class Steps:
             return Standing.clean, f"sealed by {_all_of(table.world)}"
         if snapshot.clean_since is not None:
             return Standing.past, f"was clean; the image of rank {missing[0]} is not there any more"
+        if not PROVEN.isdisjoint(snapshot.tiers):
+            return Standing.past, f"was clean, as a disk says; the image of rank {missing[0]} is not there just now"
         lost: list[tuple[int, str]] = []
         for rank in missing:
             home = table.homes.get(rank)

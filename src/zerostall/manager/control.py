@@ -135,6 +135,9 @@ class Control:
                         began=began,
                         reason=verdict.reason if verdict else "not judged yet",
                         rank=rank,
+                        awaited=verdict is not None
+                        and verdict.standing is Standing.past
+                        and not rollback.PROVEN.isdisjoint(verdict.tiers),
                     )
                     far = prefetch.distance(message.node, (node, tier), places) if message.node in places else 0
                     found.append((-key.step, rank, far, copy))

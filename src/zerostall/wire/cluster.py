@@ -292,6 +292,7 @@ class LocatedCopy(Note, frozen=True):
         created: when this image was saved, and `began` when rank 0's was; 0.0 where nobody says.
         world: how many ranks saved the step.
         rank: whose image it is.
+        awaited: the step was clean, and what is lacking of it may be on disks of nodes that are not heard yet.
     """
 
     step: int
@@ -304,6 +305,7 @@ class LocatedCopy(Note, frozen=True):
     began: float = 0.0
     reason: str = ""
     rank: int = 0
+    awaited: bool = False
 
 
 class Located(Note, frozen=True):
