@@ -60,7 +60,7 @@ class OwnFolder:
             try:
                 self._run.folder.hold()
                 self._run.folder.disk.set_aside(order.aside)
-                put_images(self._run.folder.disk, images, lambda: None)
+                put_images(self._run.folder.disk, images)
             except Exception as error:  # noqa: BLE001 - rank 0's node waits for an answer
                 self._run.folder.disk.abandon(order.save.step)
                 failure = error

@@ -93,7 +93,7 @@ def persist(
     return Outcome(order.step, time.monotonic() - start)
 
 
-def put_images(disk: DiskTier, images: Sequence[Image], pace: Callable[[], Pace]) -> None:
+def put_images(disk: DiskTier, images: Sequence[Image], pace: Callable[[], Pace] = AtOnce) -> None:
     """Write images, on several disks at once. Returns, or raises, when nothing is being written any more."""
     lanes = disk.lanes(images)
 
