@@ -83,7 +83,7 @@ def test_training_that_loses_a_node_twice_ends_bit_for_bit(nodes: Nodes) -> None
     """DistributedDataParallel over nodes: what is alike on all is stored once, and put together from all folders."""
     nodes.node_of = (0, 1)  # the sum of three gradients depends on their order, which torch changes after a step
     for attempt, victim in ((0, 1), (1, 0)):  # see ranks/elastic.py
-        ranks = nodes.start("resume", environment={"TORCHELASTIC_RESTART_COUNT": str(attempt)})
+        ranks = nodes.start("resume", environment={"TORCHELASTIC_RESTART_COUNT": str(attempt), "DURABLE": "1"})
         assert ranks.rank[victim].wait() == -signal.SIGKILL, ranks.said(victim)
         nodes.kill(ranks, victim)
     for said in nodes.start("resume", environment={"TORCHELASTIC_RESTART_COUNT": "2"}).wait():

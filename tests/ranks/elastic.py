@@ -89,7 +89,9 @@ def main(where: str, stays: int | None = None, **options: object) -> None:
         say(f"attempt {attempt} rank {rank} goes on from {first} {ckpt.stats.restored_from}")
         for step in range(first, STEPS):
             job.step()
-            ckpt.save(step + 1, when_busy="wait")
+            saving = ckpt.save(step + 1, when_busy="wait")
+            if step == first and "DURABLE" in os.environ:
+                saving.wait("disk")  # a node that is lost takes what is in its memory only
             while step + 1 == stays:
                 signal.pause()
             if attempt < int(os.environ.get("DIES", "2")) and DEATHS.get(attempt) == (rank, step + 1):
