@@ -31,5 +31,6 @@ def test_a_signal_at_any_moment_of_a_round_ends_the_loop(
         return as_ever()
 
     monkeypatch.setattr(service, moment, told)
+    service.post(lambda: None)  # a round that waits for nothing
     service.serve()
     door.close()
