@@ -15,7 +15,9 @@ from hand import RULES, HandTrainer, close_all, kill_agent, wait_until
 from images import HandMade
 from ranks.world import StartOn
 from zerostall import native
+from zerostall.core.heirs import Holding, elder
 from zerostall.errors import RunMismatchError
+from zerostall.tiers.holding import holding_of
 from zerostall.wire import cluster as w
 from zerostall.wire import messages as m
 
@@ -27,25 +29,26 @@ def folder_of(tmp_path: Path, name: str) -> Path:
     return tmp_path / f"disk of {name}" / "run"
 
 
-def member(folder: Path, where: Path, rank: int, meeting: m.Meeting | None) -> HandTrainer:
+def member(folder: Path, where: Path, rank: int, meeting: m.Meeting | None, held: Holding | None = None) -> HandTrainer:
     """A rank of two, the only one on its node."""
-    nodes = m.Nodes(here=(rank,), host="127.0.0.1", meeting=meeting)
-    trainer = HandTrainer(folder, where, rank=rank, world=2, rules=RULES, nodes=nodes, run="ours")
+    nodes = m.Nodes(here=(rank,), host="127.0.0.1", meeting=meeting, elder=held)
+    trainer = HandTrainer(folder, where, rank=rank, world=2, rules=RULES, nodes=nodes)
     trainer.channel.send(m.Begin(epoch=1))
     return trainer
 
 
 def two(agents: Agents, tmp_path: Path, *names: str) -> list[HandTrainer]:
     """Rank 0 on the first of these nodes, rank 1 on the other."""
-    first = member(agents(names[0]), folder_of(tmp_path, names[0]), 0, None)
-    return [first, member(agents(names[1]), folder_of(tmp_path, names[1]), 1, first.welcome.meeting)]
+    held = elder([holding_of(folder_of(tmp_path, name)) for name in names], "").holding
+    first = member(agents(names[0]), folder_of(tmp_path, names[0]), 0, None, held)
+    return [first, member(agents(names[1]), folder_of(tmp_path, names[1]), 1, first.welcome.meeting, held)]
 
 
-def on_disk(manager: Manager, run: str, rank: int) -> set[str]:
+def on_disk(manager: Manager, run: str, rank: int, step: int = 5) -> set[str]:
     """The nodes that have the rank's image on a disk."""
     link = manager.link()
     try:
-        located = link.post("whereis", w.WhereIs("nobody", run, rank, 5), w.Located)
+        located = link.post("whereis", w.WhereIs("nobody", run, rank, step), w.Located)
     finally:
         link.close()
     return {copy.peer.node for copy in located.copies if copy.tier in ("disk", "partner") and copy.clean}
@@ -120,12 +123,14 @@ def test_each_node_keeps_its_own_and_all_come_back_from_disk(manager: Manager, a
 
 
 @pytest.mark.parametrize("manager", [QUICK], indirect=True, ids=["quick"])
-@pytest.mark.parametrize("lost", [0, 1], ids=["rank 0's node", "a node"])
+@pytest.mark.parametrize(
+    ("lost", "stays"), [(0, True), (0, False), (1, False)], ids=["rank 0's node", "rank 0's node, all anew", "a node"]
+)
 def test_a_node_that_is_lost_with_its_disk_is_replaced(
-    manager: Manager, agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
+    manager: Manager, agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int, stays: bool
 ) -> None:
-    """Its image is on its partner's disk. Where a node is lost, so is all memory; with rank 0's its partner stays up,
-    for no agent knows of its own which folders it wrote before it was started.
+    """Its image is on its partner's disk. All memory is lost, too, unless the other one `stays`. The run has no name:
+    what tells rank 0's node of it is its partner's folder.
     """
     for name in ("n1", "n2"):
         monkeypatch.setenv("ZEROSTALL_REPLICA_DISK", str(tmp_path / f"replicas of {name}"))
@@ -133,7 +138,7 @@ def test_a_node_that_is_lost_with_its_disk_is_replaced(
     run, made = saved(agents, tmp_path, "n1", "n2")
     wait_until(lambda: on_disk(manager, run, lost) == {"n1", "n2"}, SECONDS)
     names = ["n1", "n2"]
-    end(tmp_path, *(names if lost == 1 else names[:1]))
+    end(tmp_path, *(names[:1] if stays else names))
     shutil.rmtree(folder_of(tmp_path, names[lost]).parent)
     monkeypatch.setenv("ZEROSTALL_REPLICA_DISK", str(tmp_path / f"replicas of {names[1 - lost]}"))
     joined(manager, agents, names[1 - lost])
@@ -164,16 +169,31 @@ def test_two_folders_need_a_cluster(agents: Agents, own_agent: Path, tmp_path: P
 
 
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
+@pytest.mark.parametrize(
+    "lost", [pytest.param(False, marks=pytest.mark.long), True], ids=["all there", "rank 0's is lost"]
+)
 def test_training_without_a_shared_folder_goes_on_from_its_disks(
-    start_on: StartOn, manager: Manager, tmp_path: Path
+    start_on: StartOn, manager: Manager, tmp_path: Path, lost: bool
 ) -> None:
-    """DistributedDataParallel: what is alike on both ranks is stored once, so both need both images."""
+    """DistributedDataParallel: what is alike on both ranks is stored once, so both need both images.
+
+    Where rank 0's folder is lost, the other's tells of the run, which has no name, and has that rank's image.
+    """
     ranks = start_on(("n1", "n2"), "stay_apart", 6)
     ends = [tmp_path / f"run of {node}" / "step-000000000006" / "manifest.json" for node in (0, 1)]
     wait_until(lambda: all(path.exists() for path in ends), SECONDS)
+    held = holding_of(ends[0].parent.parent)
+    assert held is not None
+    wait_until(lambda: "n2" in on_disk(manager, held.facts.run, 0, 6), SECONDS)
     ranks.kill()
     for name in ("n1", "n2"):
         kill_agent(tmp_path / name)
+    if lost:
+        shutil.rmtree(ends[0].parent.parent)
     said = start_on(("n1", "n2"), "resume_apart", attempt=2).wait()
-    assert [re.findall(r"goes on from 6 (\w+)", text) for text in said] == [["disk"], ["disk"]], said
+    tiers = [re.findall(r"goes on from 6 (\w+)", text) for text in said]
+    assert tiers[1] == ["disk"] and tiers[0] in ([["partner"], ["replica"]] if lost else [["disk"]]), said
     assert all("ended bit for bit" in text for text in said)
+    for path in ends:
+        there = holding_of(path.parent.parent)
+        assert there is not None and there.facts.run == held.facts.run

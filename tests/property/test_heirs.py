@@ -5,7 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerostall.core.heirs import Claim, heir
+from zerostall.core import layout as layouts
+from zerostall.core.heirs import Claim, Holding, elder, heir
+from zerostall.core.manifest import RunFacts
 
 claims = st.lists(
     st.builds(
@@ -54,3 +56,35 @@ def test_what_is_said() -> None:
     named = lost(name="gpt", homes=("n1",))
     assert heir([named], "/elsewhere", "gpt", 0.0).run == "a" and not heir([named], "/x", "", 0.0).run
     assert "2 runs named 'gpt'" in heir([named, lost(run="b", name="gpt")], "/x", "gpt", 0.0).reason
+
+
+def holding(run: str, newest: int = 5, name: str = "") -> Holding:
+    return Holding(RunFacts(run=run, name=name, fingerprint=layouts.fingerprint([])), newest)
+
+
+holdings = st.builds(holding, st.sampled_from(["a", "b"]), st.integers(-1, 9))
+
+
+@given(st.lists(st.none() | holdings, min_size=1, max_size=5))
+def test_an_empty_folder_of_rank_0_goes_on_with_the_one_run_that_the_others_hold(held: list[Holding | None]) -> None:
+    found = elder(held, "")
+    runs = {one.facts.run for one in held if one is not None}
+    assert found.clash == (held[0] is None and len(runs) > 1)
+    assert (found.holding is None) == (found.clash or not runs)
+    if found.holding is not None:
+        run = found.holding.facts.run
+        assert run == held[0].facts.run if held[0] is not None else runs == {run}
+        assert found.holding.newest == max(one.newest for one in held if one is not None and one.facts.run == run)
+
+
+def test_what_is_said_of_the_others_folders() -> None:
+    found = elder([None, holding("a"), holding("b"), holding("a")], "")
+    assert found.clash and "run a on rank 1 and 1 more; run b on rank 2" in found.reason
+    assert elder([None, holding("a", 7)], "").reason == "run a is in the folder of rank 1"
+    assert elder([None, holding("a", name="gpt")], "").holding == holding("a", name="gpt")
+    assert elder([None, holding("a", name="gpt")], "gpt").holding == holding("a", name="gpt")
+    other = elder([None, holding("a", name="gpt")], "bert")
+    assert other.clash and "of run 'gpt', id a, on rank 1; this trainer is run 'bert'" in other.reason
+    assert elder([None, holding("a")], "bert").clash
+    assert elder([None, holding("a", -1)], "bert").holding == holding("a", -1)
+    assert not elder([holding("a"), holding("b")], "").clash, "the agents say that, once they have looked themselves"

@@ -48,6 +48,7 @@ class Elsewhere:
         self._post = post
         self._sources: dict[tuple[ImageId, int], list[LocatedCopy]] = {}
         self._runs: dict[tuple[str, int], OfRun] = {}
+        self._expected: dict[ImageId, int] = {}
 
     def of_run(self, run: str, world: int) -> OfRun:
         """On the loop."""
@@ -55,6 +56,10 @@ class Elsewhere:
         if known is None:
             known = self._runs[run, world] = OfRun(self, run, world, Afar(self._neighbourhood, run))
         return known
+
+    def expect(self, image: ImageId, step: int) -> None:
+        """Another rank's folder has that step: the next look waits for nodes that have not said yet what they have."""
+        self._expected[image] = step
 
     def heir(self, where: str, name: str, then: Callable[[w.Inherited], None]) -> None:
         """Find out which run an empty folder goes on with, and call with that on the loop. On the loop."""
@@ -110,11 +115,13 @@ class Elsewhere:
     def _located(self, run: str, rank: int, near: Collection[Past]) -> tuple[LocatedCopy, ...]:
         """Where the manager knows copies, once nodes that come up just now had time to say what their disks have."""
         deadline = time.monotonic() + HEARD_SECONDS
+        expected = self._expected.pop(ImageId(run, rank), -1)
         while True:
             located = self._whereabouts.whereis(run, rank)
             steps = [past.step for past in near] + [copy.step for copy in located if copy.clean]
             newest = max(steps, default=-1)
-            if not any(copy.awaited and copy.step > newest for copy in located) or time.monotonic() > deadline:
+            awaited = expected > newest or any(copy.awaited and copy.step > newest for copy in located)
+            if not awaited or time.monotonic() > deadline:
                 return located
             time.sleep(_ASK_AGAIN_SECONDS)
 

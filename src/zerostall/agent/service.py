@@ -248,8 +248,10 @@ class Service:
             run.trickle.refused = partial(self._refused, run)
             run.fetches.damaged = partial(self._damaged, run)
         run.member = self.elsewhere is not None
-        alone = hello.nodes is None or hello.nodes.seat
-        if self.elsewhere is not None and not url and alone and run.folder.blank():
+        seat, elder = (hello.nodes.seat, hello.nodes.elder) if hello.nodes is not None else (True, None)
+        if self.elsewhere is not None and elder is not None and elder.newest not in run.folder.disk.steps():
+            self.elsewhere.expect(ImageId(elder.facts.run, hello.rank), elder.newest)
+        if self.elsewhere is not None and not url and seat and elder is None and run.folder.blank():
             self.elsewhere.heir(
                 m.plain(str(where))[-1000:], hello.run or "", lambda found: self._inherited(client, run, hello, found)
             )

@@ -23,7 +23,9 @@ def take_folder(run: Standing, hello: m.Hello) -> None:
     if not run.folder.taken() or not run.folder.same():
         known, blank = run.folder.on_disk, run.folder.blank()
         run.folder.take()
-        if blank and run.heir is not None:
+        if blank and hello.nodes is not None and hello.nodes.elder is not None:
+            run.folder.become(hello.nodes.elder.facts)
+        elif blank and run.heir is not None:
             run.folder.inherit(run.heir.run, run.heir.name)
         if not run.url:
             _forget_strangers(run, known)
@@ -49,8 +51,7 @@ def take_own_folder(run: Standing, facts: RunFacts) -> None:
         run.folder.let_go()
         raise RunMismatchError(
             f"{run.where} is run {there} on this node, and run {facts.run} on rank 0's node",
-            hint="move the folder that is not of this run aside, on that node; a run that has a name, run=, is gone on "
-            "with by a node whose folder is empty",
+            hint="move the folder that is not of this run aside, on that node: an empty one goes on with the others'",
         )
     _forget_strangers(run, known)
 

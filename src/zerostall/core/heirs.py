@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from zerostall.core.manifest import RunFacts
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -66,3 +68,52 @@ def heir(claims: Iterable[Claim], where: str, name: str, asked: float) -> Heir:
         return Heir("", name, f"{len(free)} runs {what} have clean steps: {free[0].run}, {free[1].run}")
     gone = "" if free[0].homes else "; the node that trained it is gone"
     return Heir(free[0].run, free[0].name, f"run {free[0].run} {what} has a clean step on other nodes{gone}")
+
+
+class Holding(msgspec.Struct, frozen=True):
+    """What a folder holds: the facts of its run, and the newest step; -1 for none."""
+
+    facts: RunFacts
+    newest: int = -1
+
+
+class Elder(msgspec.Struct, frozen=True):
+    """What the ranks' folders hold already, None for nothing, and why.
+
+    Attributes:
+        clash: rank 0's folder is empty, and with the others' nobody can say what it goes on with.
+    """
+
+    holding: Holding | None
+    reason: str = ""
+    clash: bool = False
+
+
+def elder(held: Sequence[Holding | None], name: str) -> Elder:
+    """Decide for the folders of ranks that begin together on several nodes; rank 0's is gone by where it holds a run.
+
+    Args:
+        held: by each rank's folder, in order.
+        name: what the user calls the run; "" for no name.
+    """
+    there: dict[str, list[int]] = {}
+    for rank, holding in enumerate(held):
+        if holding is not None:
+            there.setdefault(holding.facts.run, []).append(rank)
+    if not there:
+        return Elder(None)
+    if held[0] is None and len(there) > 1:
+        runs = "; ".join(f"run {run} on {_ranks(ranks)}" for run, ranks in there.items())
+        return Elder(None, f"the folder is empty on rank 0's node, and of several runs on others: {runs}", clash=True)
+    first = next(holding for holding in held if holding is not None)
+    run, ranks = first.facts.run, there[first.facts.run]
+    newest = max(holding.newest for holding in held if holding is not None and holding.facts.run == run)
+    what = f"run {first.facts.name!r}, id {run}," if first.facts.name else f"run {run}"
+    if held[0] is None and name not in ("", first.facts.name) and (first.facts.name or newest >= 0):
+        text = f"the folder is empty on rank 0's node, and of {what} on {_ranks(ranks)}; this trainer is run {name!r}"
+        return Elder(None, text, clash=True)
+    return Elder(Holding(first.facts, newest), f"{what} is in the folder of {_ranks(ranks)}")
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" + (f" and {len(ranks) - 1} more" if len(ranks) > 1 else "")

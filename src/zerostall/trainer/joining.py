@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,37 +14,63 @@ import zerostall
 from zerostall import config
 from zerostall.config import runtime_dir, umask
 from zerostall.core import agreement
+from zerostall.core.heirs import Holding, elder
 from zerostall.errors import CapabilityError, RankError, RunMismatchError
+from zerostall.telemetry import log
+from zerostall.tiers.files import storage_errors
+from zerostall.tiers.holding import holding_of
 from zerostall.wire.messages import PROTOCOL, Hello, Meeting, Nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from zerostall.trainer.link import Link
     from zerostall.trainer.options import Options
     from zerostall.trainer.world import World
     from zerostall.wire.messages import Welcome
 
-_TERMS = dict[str, str]
+
+class _Told(msgspec.Struct, frozen=True):
+    """What a rank chose, by name; where it is; and what its folder holds."""
+
+    terms: dict[str, str]
+    node: str
+    holds: Holding | None
 
 
-def agree_on_terms(world: World, where: Path | str, options: Options, **more: object) -> Nodes | None:
+class _Agreed(msgspec.Struct, frozen=True):
+    """The number of each rank's node; and, where there are several, what their folders hold, and why."""
+
+    node_of: list[int]
+    elder: Holding | None = None
+    reason: str = ""
+
+
+def agree_on_terms(
+    world: World, where: Path | str, options: Options, *, run: str | None, **more: object
+) -> Nodes | None:
     """Make sure that every rank was told the same; and find out who is on this rank's node, where not all are.
 
     Raises:
         RankError: a rank differs; names it and the option.
         CapabilityError: ranks are on several nodes, and have no folder.
+        RunMismatchError: rank 0's folder is empty, and the others' are not of one run, or of another than is meant.
+        FormatError, StorageError: the folder does not say what it is of, or cannot be looked at.
     """
+    what = "Checkpointer(...): options"
+    holds: Holding | None = None
+    if world.size > 1 and isinstance(where, Path):
+        with world.excused(what), storage_errors(where, "the run's folder", 0, doing="read"):
+            holds = holding_of(where)
     node = f"{socket.gethostname()}:{runtime_dir()}"
     terms = {"zerostall": zerostall.__version__, "where": repr(str(where))}
-    terms |= {name: repr(value) for name, value in more.items()}
+    terms |= {name: repr(value) for name, value in {"run": run, **more}.items()}
     terms |= {field.name: repr(getattr(options, field.name)) for field in fields(options)}
 
     def decide(all_terms: Sequence[bytes]) -> bytes:
-        told = [msgspec.json.decode(one, type=_TERMS) for one in all_terms]
-        nodes = [one.pop("node") for one in told]
-        problem = agreement.difference(told)
+        told = [msgspec.json.decode(one, type=_Told) for one in all_terms]
+        nodes = [one.node for one in told]
+        problem = agreement.difference([one.terms for one in told])
         if problem:
             raise RankError(f"the ranks' checkpointers differ: {problem}", hint="give every rank the same options")
         elsewhere = [rank for rank, node in enumerate(nodes) if node != nodes[0]]
@@ -55,16 +82,27 @@ def agree_on_terms(world: World, where: Path | str, options: Options, **more: ob
                 "ZEROSTALL_RUNTIME_DIR",
             )
         numbers: dict[str, int] = {}
-        return msgspec.json.encode([numbers.setdefault(node, len(numbers)) for node in nodes])
+        node_of = [numbers.setdefault(node, len(numbers)) for node in nodes]
+        if not elsewhere:
+            return msgspec.json.encode(_Agreed(node_of))
+        found = elder([one.holds for one in told], run or "")
+        if found.clash:
+            raise RunMismatchError(
+                f"{where}: {found.reason}",
+                hint="move the folders that are not of this run aside, each on its node: an empty one goes on with the "
+                "others' run",
+            )
+        return msgspec.json.encode(_Agreed(node_of, found.holding, found.reason))
 
-    what = "Checkpointer(...): options"
-    node_of = msgspec.json.decode(
-        world.decide(msgspec.json.encode(terms | {"node": node}), decide, what=what), type=list[int]
-    )
+    mine = msgspec.json.encode(_Told(terms, node, holds))
+    agreed = msgspec.json.decode(world.decide(mine, decide, what=what), type=_Agreed)
+    node_of = agreed.node_of
     if not any(node_of):
         return None
+    if holds is None and agreed.elder is not None:
+        log.warning("%s is empty here and goes on with the others': %s", where, agreed.reason)
     here = tuple(rank for rank, number in enumerate(node_of) if number == node_of[world.rank])
-    return Nodes(here=here, host=config.host_for_nodes())
+    return Nodes(here=here, host=config.host_for_nodes(), elder=agreed.elder)
 
 
 def hello_of(world: World, where: Path | str, options: Options, run: str | None, nodes: Nodes | None) -> Hello:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from zerostall.core.heirs import Holding
 from zerostall.core.retention import Keep
 from zerostall.wire.message import Message
 from zerostall.wire.saves import Sealed
@@ -83,11 +84,14 @@ class Nodes(msgspec.Struct, frozen=True):
         here: those on this node.
         host: this node's name or address for other nodes.
         meeting: at the agent of rank 0's node. Its own trainers know it once they were welcomed.
+        elder: the run that some ranks' folders hold already, and the newest step that one of them has. An empty folder
+            goes on with it.
     """
 
     here: tuple[int, ...]
     host: str
     meeting: Meeting | None = None
+    elder: Holding | None = None
 
     @property
     def seat(self) -> bool:
