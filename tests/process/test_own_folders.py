@@ -179,12 +179,14 @@ def test_training_without_a_shared_folder_goes_on_from_its_disks(
 
     Where rank 0's folder is lost, the other's tells of the run, which has no name, and has that rank's image.
     """
+    if lost:
+        (tmp_path / "run of 1, others' images").mkdir()
     ranks = start_on(("n1", "n2"), "stay_apart", 6)
     ends = [tmp_path / f"run of {node}" / "step-000000000006" / "manifest.json" for node in (0, 1)]
     wait_until(lambda: all(path.exists() for path in ends), SECONDS)
     held = holding_of(ends[0].parent.parent)
     assert held is not None
-    wait_until(lambda: "n2" in on_disk(manager, held.facts.run, 0, 6), SECONDS)
+    wait_until(lambda: not lost or "n2" in on_disk(manager, held.facts.run, 0, 6), SECONDS)
     ranks.kill()
     for name in ("n1", "n2"):
         kill_agent(tmp_path / name)
@@ -192,7 +194,9 @@ def test_training_without_a_shared_folder_goes_on_from_its_disks(
         shutil.rmtree(ends[0].parent.parent)
     said = start_on(("n1", "n2"), "resume_apart", attempt=2).wait()
     tiers = [re.findall(r"goes on from 6 (\w+)", text) for text in said]
-    assert tiers[1] == ["disk"] and tiers[0] in ([["partner"], ["replica"]] if lost else [["disk"]]), said
+    # An image on a partner's disk may have been brought to some node's memory by now.
+    assert all(tier in ([["partner"], ["replica"], ["disk"]] if lost else [["disk"]]) for tier in tiers), said
+    assert not lost or tiers[0] != ["disk"], said
     assert all("ended bit for bit" in text for text in said)
     for path in ends:
         there = holding_of(path.parent.parent)

@@ -117,7 +117,8 @@ def stay_apart(where: str, step: str) -> None:
 def mount_own_disk(where: str) -> None:
     """Have a folder of this node's own at that path, for this thread and the processes that it starts. Needs root."""
     own = Path(f"{where} of {os.environ['GROUP_RANK']}")
-    os.environ["ZEROSTALL_REPLICA_DISK"] = f"{own}, others' images"
+    if (others := Path(f"{own}, others' images")).exists():
+        os.environ["ZEROSTALL_REPLICA_DISK"] = str(others)
     for folder in (own, Path(where)):
         folder.mkdir(exist_ok=True)
     libc = ctypes.CDLL(None, use_errno=True)
