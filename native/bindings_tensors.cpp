@@ -63,16 +63,19 @@ void bind_tensors(nb::module_& m) {
           "that cannot be told.")
       .def("renew", &zs::Watch::renew, "Begin anew to look for what is written to.");
 
-  nb::class_<zs::Block>(m, "Block",
-                        "What lay in some memory, to tell whether it still does. Keeps nothing alive.")
+  nb::class_<zs::Block>(m, "Block", "What lay in some memory, to tell whether it still does.")
       .def(
           "__init__",
-          [](zs::Block* self, uint64_t address, std::optional<uint64_t> nbytes) {
+          [](zs::Block* self, uint64_t address, std::optional<uint64_t> nbytes, nb::handle) {
             const auto* const at = pointer<const std::byte>(address);
             new (self) zs::Block(nbytes ? zs::Block(at, *nbytes) : zs::Block::of_heap(at));
           },
-          "address"_a, "nbytes"_a.none() = nb::none(),
-          "Without `nbytes` all of a block that the heap has given.")
+          "address"_a, "nbytes"_a.none() = nb::none(), "owner"_a.none() = nb::none(), nb::keep_alive<1, 4>(),
+          nb::sig(
+              "def __init__(self, address: int, nbytes: int | None = None, owner: object = None) -> None"),
+          "Without `nbytes` all of a block that the heap has given. `owner`: what the memory lives as long "
+          "as, "
+          "kept alive.")
       .def("__len__", &zs::Block::size)
       .def("same", &zs::Block::same);
 

@@ -176,7 +176,12 @@ bool Tensors::hold_twin(size_t index) {
   Entry& entry = entries_[index];
   watched_[index].kept = {};
   if (!entry.tracked || !entry.imprint.taken()) return false;
-  Ref twin = call(entry.object, "detach");
+  Ref twin;
+  try {
+    twin = call(entry.object, "detach");
+  } catch (const Refusal&) {
+    return false;  // a tensor of a type of the user's need not have it
+  }
   watched_[index].kept = entry.imprint.kept_by(twin.get());
   if (watched_[index].kept.counter == nullptr) return false;
   facts_[index].held_at = data_[index];

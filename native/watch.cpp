@@ -112,6 +112,7 @@ Watch::~Watch() {
 }
 
 bool Watch::same() {
+  if (dropped_) return false;
   const bool tags = has_tags();
   size_t next = 0;
   for (size_t k = 0; k < containers_.size(); ++k) {
@@ -129,7 +130,8 @@ bool Watch::same() {
 }
 
 bool Watch::untouched() const {
-  return has_tags() && std::all_of(containers_.begin(), containers_.end(), [](const Container& container) {
+  return !dropped_ && has_tags() &&
+         std::all_of(containers_.begin(), containers_.end(), [](const Container& container) {
            return container.is_dict && tag_of(container.object) == container.renewed;
          });
 }
@@ -173,6 +175,7 @@ int Watch::traverse(int (*visit)(PyObject*, void*), void* argument) const {
 }
 
 void Watch::drop() noexcept {
+  dropped_ = true;
   // Letting go may run any code, this watch's own methods too: it must be empty by then.
   const std::vector<PyObject*> items = std::move(items_);
   const std::vector<Container> containers = std::move(containers_);

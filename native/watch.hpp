@@ -25,7 +25,7 @@ class Watch {
   void renew();
 
   // For Python's collector of cycles: every object held, until `visit` returns other than 0; and letting go
-  // of all.
+  // of all, after which nothing is the same any more.
   int traverse(int (*visit)(_object*, void*), void* argument) const;
   void drop() noexcept;
 
@@ -43,6 +43,7 @@ class Watch {
   bool same_elements(const Container& container, size_t first) const;
   [[gnu::always_inline]] static inline void fetch_ahead(const Container& container) noexcept;
 
+  bool dropped_ = false;
   std::vector<Container> containers_;
   std::vector<_object*> items_;  // of a dict: key, value, key, value
 };

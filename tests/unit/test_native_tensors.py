@@ -279,6 +279,18 @@ def test_what_is_held_of_a_tensor_keeps_nothing_from_it() -> None:
     assert tensor.grad is not None and seen.refresh() == [0]
 
 
+def test_a_tensor_that_lets_nobody_detach_it_is_held_by_its_storage() -> None:
+    class Attached(torch.Tensor):
+        def detach(self) -> torch.Tensor:
+            raise RuntimeError("never")
+
+    tensor = torch.zeros(4, 6).as_subclass(Attached)
+    seen = Tensors([tensor], [True])
+    assert seen.refresh() == seen.moved() == []
+    tensor.add_(1)
+    assert seen.moved() == [0]
+
+
 def test_memory_that_was_let_go_of_is_held_again() -> None:
     tensor = torch.zeros(1 << 20)
     seen = Tensors([tensor], [True])

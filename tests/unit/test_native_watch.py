@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from array import array
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
@@ -108,6 +109,18 @@ def test_a_plain_value_of_the_same_type_is_the_same_and_yet_written() -> None:
 
 def test_a_list_never_says_that_it_is_untouched() -> None:
     assert not Watch([[1]]).untouched()
+
+
+def test_a_block_keeps_whoever_has_the_memory() -> None:
+    class Owner:
+        pass
+
+    memory, owner = array("B", bytes(8)), Owner()
+    block, gone = Block(memory.buffer_info()[0], 8, owner), weakref.ref(owner)
+    del owner
+    assert gone() is not None and block.same()
+    del block
+    assert gone() is None
 
 
 def test_still_is_what_every_block_and_every_watch_says() -> None:

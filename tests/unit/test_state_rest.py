@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -36,6 +37,10 @@ def _other_parameter(job: Job) -> None:
     cast("torch.nn.Linear", job.model[0]).bias = torch.nn.Parameter(torch.zeros(4))
 
 
+def _other_state(job: Job) -> None:
+    job.optimizer.state = defaultdict(dict)
+
+
 def _reloaded(job: Job) -> None:
     job.optimizer.load_state_dict(job.optimizer.state_dict())
 
@@ -44,6 +49,7 @@ CHANGES: dict[str, Callable[[Job], object]] = {
     "another rate": lambda job: job.optimizer.param_groups[0].update(lr=0.25),
     "another parameter": _other_parameter,
     "an optimizer that was loaded": _reloaded,
+    "an optimizer that has forgotten": _other_state,
     "another group": lambda job: job.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]}),
     "torch drew": lambda job: torch.rand(1),
     "python drew": lambda job: random.random(),
@@ -84,6 +90,48 @@ def test_whoever_reads_values_ends_the_rest() -> None:
     survey, rest = at_rest(state)
     state.values(survey)
     assert rest.reads != state.reads
+
+
+@pytest.mark.parametrize("change", [_other_state, _reloaded])
+def test_a_survey_does_not_fit_an_optimizer_whose_state_is_another_dict(change: Callable[[Job], None]) -> None:
+    job = Job()
+    state = job.state()
+    survey, _ = at_rest(state)
+    for after in (change, Job.step):
+        after(job)
+        survey, _ = state.observe(survey)
+        found = {id(tensor) for tensor in survey.tensors}
+        kept = [tensor for slots in job.optimizer.state.values() for tensor in slots.values()]
+        assert all(id(tensor) in found for tensor in kept)
+        assert len(found) == len(kept) + 4
+
+
+def test_groups_in_the_place_of_others_are_looked_at_before_their_options_are_taken() -> None:
+    job = Job()
+    state = job.state()
+    survey, _ = at_rest(state)
+    job.optimizer.param_groups = [{**job.optimizer.param_groups[0], "lr": torch.tensor(0.25)}]
+    survey, values = state.observe(survey)
+    assert "optimizer[0].lr" in {entry.name for entry in survey.layout.entries}
+    values.encode()
+
+
+def test_the_rest_is_told_by_what_was_read_for_it_not_by_what_others_have_read_since() -> None:
+    state = Job().state()
+    survey, _ = at_rest(state)
+    values = state.values(survey)
+    torch.rand(1)
+    rng.GeneratorStates.read()  # for another state, as another thread would
+    rest = state.rest(survey, values)
+    assert rest is None or not rest.still.same()
+
+
+def test_devices_that_come_up_while_a_state_rests_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, rest = at_rest(Job().state())
+    drawn = torch.ones(16, dtype=torch.uint8)
+    monkeypatch.setattr(rng, "read_on_devices", lambda: [drawn])
+    generators = rest.values.again().generators
+    assert generators is not None and generators.cuda == [drawn]
 
 
 def test_a_state_with_parts_that_must_be_asked_is_never_at_rest() -> None:

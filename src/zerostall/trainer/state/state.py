@@ -83,8 +83,10 @@ class Values(msgspec.Struct):
     def again(self) -> Values:
         """Return what they are at another moment at which nothing but devices' generators may have changed."""
         generators = self.generators
-        if generators is not None and generators.cuda:
-            generators = msgspec.structs.replace(generators, cuda=generators_of.read_on_devices())
+        if generators is not None:
+            cuda = generators_of.read_on_devices()  # CUDA may have come up since
+            if cuda or generators.cuda:
+                generators = msgspec.structs.replace(generators, cuda=cuda)
         return Values(self.still, self.moving, generators, self.base)
 
     def alike(self, other: Values) -> bool:
@@ -252,7 +254,7 @@ class State:
         before, self._before = self._before, values.again()
         if before is None or survey.anchors or not values.alike(before):
             return None
-        processors = generators_of.signs() if self._rng else []
+        processors = values.generators.signs if values.generators is not None else []
         parts = [part.signs() for part, _ in values.moving]
         if processors is None:
             return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 
@@ -18,7 +18,7 @@ from zerostall.core import names
 from zerostall.trainer.state import tensors
 from zerostall.trainer.state.flat import FlatShard, members_of
 from zerostall.trainer.state.parts.optimizer_record import GroupRecord, OptimizerRecord, Slots
-from zerostall.trainer.state.parts.options import restore_options
+from zerostall.trainer.state.parts.options import ATOMS, is_lasting, options_of, restore_options
 from zerostall.trainer.state.tree import LiveTree
 from zerostall.trainer.state.walk import Later, OutdatedError, Signs
 
@@ -28,25 +28,11 @@ if TYPE_CHECKING:
     from zerostall.trainer.state.aim import Aim, Landing
     from zerostall.trainer.state.walk import Walk
 
-# A group's own: which parameters it has is the program's business.
-Key = TypeVar("Key")
 _Options: TypeAlias = dict[object, object]
-_NOT_OPTIONS = frozenset({"params", "param_names"})
-_ATOMS = frozenset({int, float, bool, str, type(None)})
-
-
-def options_of(group: Mapping[Key, object]) -> dict[Key, object]:
-    """Return what a parameter group says but its parameters."""
-    return {key: value for key, value in group.items() if key not in _NOT_OPTIONS}
 
 
 def _is_flat(value: object) -> bool:
-    return type(value) in _ATOMS or (isinstance(value, torch.Tensor) and tensors.is_plain(value))
-
-
-def _is_lasting(value: object) -> bool:
-    """Return whether a value cannot change while it is there: a plain one, or a tuple of such."""
-    return type(value) in _ATOMS or (type(value) is tuple and all(type(item) in _ATOMS for item in value))
+    return type(value) in ATOMS or (isinstance(value, torch.Tensor) and tensors.is_plain(value))
 
 
 @dataclass(slots=True)
@@ -85,6 +71,7 @@ class OptimizerPart:
         self._lasting: native.Watch | None = None  # the groups, where their options are values that cannot change
         self._latest: _Values | None = None  # if the groups were all that had to be copied
         self._surveyed: list[dict[str, object]] = []  # these groups
+        self._kept: object = None  # the dict of all state, as surveyed
         self._atoms: list[tuple[str, dict[str, object], list[str]]] = []
         self._trees: list[tuple[str, LiveTree, torch.Tensor]] = []
         self._extra = LiveTree(f"{name}[-1]")
@@ -118,7 +105,7 @@ class OptimizerPart:
         self._members = partial(members_of, walk.flats)  # not the walk, which knows all parts
         self._name_parameters(walk)
         walk.guard(optimizer)
-        self._surveyed = optimizer.param_groups
+        self._surveyed, self._kept = optimizer.param_groups, self.slots
         walk.watched.append(cast("list[object]", optimizer.param_groups))
         walk.watched.append(cast("dict[object, object]", self.slots))
         for number, group in enumerate(optimizer.param_groups):
@@ -211,11 +198,13 @@ class OptimizerPart:
         return {key: value for key, value in self.slots.items() if not isinstance(key, torch.Tensor)}
 
     def values(self) -> _Values:
+        if self.slots is not self._kept:  # `optimizer.state = defaultdict(dict)`: the watch knows the one of before
+            raise OutdatedError(self.name)
         groups = self.optimizer.param_groups
         latest, watch = self._latest, self._lasting
         if latest is not None and watch is not None and groups is self._surveyed and watch.untouched():
             return latest
-        if self._lasting is None or not self._lasting.same():
+        if groups is not self._surveyed or self._lasting is None or not self._lasting.same():
             self._compare_groups(groups)
         if lasting := self._lasting is not None:
             self._lasting.renew()
@@ -233,9 +222,15 @@ class OptimizerPart:
 
     def signs(self) -> Signs | None:
         """See `Part`."""
-        attributes = native.Watch([self.optimizer.__dict__])  # `load_state_dict` makes other groups
-        known = self.optimizer.__dict__.get("param_groups") is self._surveyed and self._latest is not None
+        holders = self._holders()
+        attributes = native.Watch(holders)  # `load_state_dict` makes other groups and another dict of state
+        known = holders[0].get("param_groups") is self._surveyed and holders[-1].get("state") is self._kept
+        known = known and self._latest is not None
         return Signs([attributes], [self._lasting]) if known and self._lasting is not None else None
+
+    def _holders(self) -> list[dict[str, object]]:
+        """The attributes in which the groups are, first, and those with the state, last."""
+        return [self.optimizer.__dict__]
 
     def _compare_groups(self, groups: list[dict[str, object]]) -> None:
         """Find out whether the options may be copied as they lie there, until they are others."""
@@ -246,7 +241,7 @@ class OptimizerPart:
             raise OutdatedError(self.name)
         if any(tree.held for tree in self._options) or any(type(group) is not dict for group in groups):
             return
-        if all(_is_lasting(value) for group in groups for value in options_of(group).values()):
+        if all(is_lasting(value) for group in groups for value in options_of(group).values()):
             self._lasting = native.Watch(groups)
 
     def _copy_options(self, groups: list[dict[str, object]]) -> list[_Options]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -14,8 +14,21 @@ if TYPE_CHECKING:
     from zerostall.trainer.state.aim import Landing
     from zerostall.trainer.state.parts.optimizer_record import GroupRecord
 
+ATOMS = frozenset({int, float, bool, str, type(None)})
+Key = TypeVar("Key")
+# A group's own: which parameters it has is the program's business.
 _NOT_OPTIONS = frozenset({"params", "param_names"})
 _ABSENT = object()
+
+
+def options_of(group: Mapping[Key, object]) -> dict[Key, object]:
+    """Return what a parameter group says but its parameters."""
+    return {key: value for key, value in group.items() if key not in _NOT_OPTIONS}
+
+
+def is_lasting(value: object) -> bool:
+    """Return whether a value cannot change while it is there: a plain one, or a tuple of such."""
+    return type(value) in ATOMS or (type(value) is tuple and all(type(item) in ATOMS for item in value))
 
 
 def contributors(

@@ -62,7 +62,7 @@ class _Python:
         if not self._fits or type(generator) is not random.Random:
             self.state = random.getstate()
             return
-        block = native.Block(id(generator) + self._place, _TWISTER_BYTES)
+        block = native.Block(id(generator) + self._place, _TWISTER_BYTES, generator)
         watch = native.Watch([random.__dict__, generator.__dict__])
         self.state = random.getstate()
         if self.state[2] is None:
@@ -91,7 +91,8 @@ class _Numpy:
         if type(self.generator).__name__ != "MT19937" or choice is None:
             self.state = random.get_state(legacy=False)
             return
-        block = native.Block(cast("numpy.random.MT19937", self.generator).ctypes.state_address, _TWISTER_BYTES)
+        address = cast("numpy.random.MT19937", self.generator).ctypes.state_address
+        block = native.Block(address, _TWISTER_BYTES, self.generator)
         self.state = state = random.get_state(legacy=False)
         if not state["has_gauss"]:
             self.block, self.choice = _if_still(block), _if_still(choice)
@@ -103,7 +104,7 @@ def _memory_with(owner: object, pointee: object) -> native.Block | None:
     nbytes = type(owner).__basicsize__ - head
     if nbytes <= 0 or struct.pack("P", id(pointee)) not in ctypes.string_at(id(owner) + head, nbytes):
         return None
-    return native.Block(id(owner) + head, nbytes)
+    return native.Block(id(owner) + head, nbytes, owner)
 
 
 class _Torch:
@@ -126,7 +127,7 @@ class _Torch:
 
 
 def _block_of(generator: torch.Generator) -> native.Block:
-    return native.Block(cast("int", generator._cdata))  # type: ignore[attr-defined]
+    return native.Block(cast("int", generator._cdata), None, generator)  # type: ignore[attr-defined]
 
 
 def block_tells() -> bool:
@@ -193,21 +194,25 @@ class GeneratorStates(msgspec.Struct):
         numpy: of numpy's global generator, None where numpy is not imported.
         torch: of torch's CPU generator.
         cuda: of each CUDA device's, empty where CUDA was not used.
+        signs: what tells that the processor's are as they were read here; None where nothing does.
     """
 
     python: tuple[object, ...]
     numpy: object
     torch: torch.Tensor
     cuda: list[torch.Tensor]
+    signs: list[native.Block | native.Watch] | None
 
     @staticmethod
     def read() -> GeneratorStates:
         """Read those that were used since they were read last."""
-        global _latest, _still, _signs
+        global _latest, _still
         here = read_on_devices()
+        latest = _latest
         still = _still.same()
-        if still and not here and _latest is not None:
-            return _latest
+        if still and not here and latest is not None and not latest.cuda:
+            return latest
+        signs = latest.signs if latest is not None else None
         if not still:
             if not _torch.block.same():
                 _torch.read()
@@ -215,11 +220,11 @@ class GeneratorStates(msgspec.Struct):
                 _python.read()
             if not (_numpy.block.same() and _numpy.choice.same()):
                 _numpy.read()
-            signs = _torch.block, _python.block, _python.watch, _numpy.block, _numpy.choice
-            known = [sign for sign in signs if not isinstance(sign, _Never)]
-            _signs = known if len(known) == len(signs) else None
-            _still = _NEVER if _signs is None else native.Still(_signs)
-        _latest = GeneratorStates(_python.state, _numpy.state, _torch.state, here)
+            found = _torch.block, _python.block, _python.watch, _numpy.block, _numpy.choice
+            known = [sign for sign in found if not isinstance(sign, _Never)]
+            signs = known if len(known) == len(found) else None
+            _still = _NEVER if signs is None else native.Still(signs)
+        _latest = GeneratorStates(_python.state, _numpy.state, _torch.state, here, signs)
         return _latest
 
     def alike(self, other: GeneratorStates) -> bool:
@@ -253,13 +258,7 @@ def devices_states(generators: Sequence[torch.Generator]) -> list[torch.Tensor]:
     return [one.read() for one in _on_devices]
 
 
-def signs() -> list[native.Block | native.Watch] | None:
-    """What tells that the processor's generators are as they were read last; None where nothing does."""
-    return _signs
-
-
 _latest: GeneratorStates | None = None
-_signs: list[native.Block | native.Watch] | None = None
 _still: native.Still | _Never = _NEVER
 """Tells at once of all processors' generators that were read last: to ask each takes longer than to compare all."""
 
