@@ -23,7 +23,7 @@ TELLS_TIME = {
     "flow/importing.py",
     "integrations/dcp/writer.py",
     "manager/service.py",  # for its list of events
-    "tiers/remote.py",  # how old an upload is that nobody goes on with
+    "tiers/remote_images.py",  # how old an upload is that nobody goes on with
     "tiers/s3.py",
     "tiers/uploads.py",
     "trainer/ledger.py",

@@ -42,22 +42,30 @@ def test_an_interrupted_save_gives_its_slot_back(where: Path, monkeypatch: pytes
     assert saved(where)[-1] == 6
 
 
-def test_a_message_that_was_interrupted_is_not_sent_twice(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_message_that_was_interrupted_is_not_sent_twice(
+    where: Path, monkeypatch: pytest.MonkeyPatch, answered: bool
+) -> None:
+    """`answered`: the agent's answer is there before the interrupt."""
     state = tensors(1)
     with zerostall.Checkpointer(where, state=state, when_busy="wait") as ckpt:
         ckpt.restore()
         ckpt.save(1).wait()
         channel = ckpt._link._channel
+        deadline = time.monotonic() + 60
 
         def interrupted() -> None:
             monkeypatch.undo()
             channel.socket.sendmsg([channel._outbox[0][0]])
+            if answered:
+                while ckpt._link._waiting:
+                    assert time.monotonic() < deadline, "there was no answer"
+                    time.sleep(0.01)
             raise KeyboardInterrupt
 
         monkeypatch.setattr(channel, "flush", interrupted)
         with pytest.raises(KeyboardInterrupt):
             ckpt.restore()
-        deadline = time.monotonic() + 60
         while ckpt._link._channel is channel:
             assert time.monotonic() < deadline, "no other conversation was begun"
             time.sleep(0.01)

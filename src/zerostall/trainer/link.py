@@ -129,7 +129,7 @@ class Link:
             try:
                 self._send(make(number))
             except BaseException:
-                del self._waiting[number]
+                self._waiting.pop(number, None)  # it may have been answered all the same
                 raise
         try:
             answer, fds = future.result(timeout)
