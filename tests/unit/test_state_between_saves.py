@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from state_trip import Average, load, same, save_state
+from unit.test_state_tensors import pair
 from zerostall.errors import StateError
 from zerostall.trainer.state import OutdatedError, State
 
@@ -36,6 +37,23 @@ def test_changes_between_saves() -> None:
     tree["odd"] = object()
     with pytest.raises(StateError, match=r"s\.odd"):
         state.observe(survey)
+
+
+def test_a_subclass_that_is_made_of_others_now_is_surveyed_anew() -> None:
+    holder = pair()
+    module = torch.nn.Module()
+    module.register_buffer("x", holder)
+    for roots in ({"s": {"x": holder}}, {"s": module}):
+        state = State(roots)
+        first, _ = state.observe(None)
+        assert state.observe(first)[0] is first
+        holder.scale = torch.tensor(0.25)
+        second, _ = state.observe(first)
+        assert any(tensor is holder.scale for tensor in second.tensors)
+        holder.block += 1
+        third, values = state.observe(second)
+        assert third is not second and state.observe(third)[0] is third
+        assert f'"block":{holder.block}'.encode() in bytes(values.encode()).replace(b" ", b"")
 
 
 def test_an_optimizers_changes_are_seen() -> None:

@@ -23,13 +23,13 @@ from zerostall.trainer.state.flat import FlatShard
 from zerostall.trainer.state.sharded import Sharding, sharding, window
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from zerostall.core.layout import Layout
     from zerostall.trainer.state.dealing import Dealing
     from zerostall.trainer.state.proving import Proof
     from zerostall.trainer.state.tensors import Holder
-    from zerostall.trainer.state.walk import Leaf, Part, Walk
+    from zerostall.trainer.state.walk import Leaf, Made, Part, Walk
     from zerostall.trainer.world import World
 
 SMALL = 512
@@ -68,12 +68,14 @@ class Survey:
 class Anchors:
     """What of the user's is read through another tensor, which would not notice that it has moved.
 
-    That is a second name of memory, a tensor of which the distinct elements or a part are stored, and a distributed
-    one, which is stored by its local tensor. `read` are those that every capture asks for their memory anyway. Flat
-    shards are views of a tensor that has other memory while it is gathered.
+    That is a second name of memory, a tensor of which the distinct elements or a part are stored, a distributed one,
+    which is stored by its local tensor, and one that is made of others (`made`), which it may exchange. `read` are
+    those that every capture asks for their memory anyway. Flat shards are views of a tensor that has other memory while
+    it is gathered.
     """
 
-    def __init__(self, holders: Iterable[Holder], read: Iterable[Holder]) -> None:
+    def __init__(self, holders: Iterable[Holder], read: Iterable[Holder], made: Sequence[Made]) -> None:
+        self._made = made
         asked = set(map(id, read))
         self._distributed: list[Holder] = []
         self._locals: list[Holder] = []
@@ -95,11 +97,13 @@ class Anchors:
             self._pointers = self._others.pointers
 
     def __bool__(self) -> bool:
-        return self._others is not None or bool(self._distributed)
+        return self._others is not None or bool(self._distributed or self._made)
 
     def same(self) -> bool:
         """Is all of it where it was? 60 ns a tensor."""
         if not all(map(operator.is_, map(_local, self._distributed), self._locals)):
+            return False
+        if not all(made.same() for made in self._made):
             return False
         return self._others is None or (not self._others.refresh() and self._others.pointers == self._pointers)
 
@@ -231,7 +235,7 @@ def take(found: Found, world: World, dealing: Dealing) -> Survey:
         [part for part in parts if not part.still],
         native.Watch(found.walk.watched),
         found.base,
-        Anchors(seen, holders.values()),
+        Anchors(seen, holders.values(), found.walk.made),
         dealing.proof,
     )
 

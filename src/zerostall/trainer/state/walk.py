@@ -108,6 +108,23 @@ class Leaf(msgspec.Struct, frozen=True):
     leads: bool = False
 
 
+class Made(NamedTuple):
+    """A tensor that is made of others, and what it said it is made of."""
+
+    whole: torch.Tensor
+    inner: dict[str, Holder]
+    context: object
+
+    def same(self) -> bool:
+        """Whether it says so still, of the very same tensors."""
+        attributes, context = self.whole.__tensor_flatten__()  # type: ignore[attr-defined]
+        return (
+            len(attributes) == len(self.inner)
+            and all(getattr(self.whole, one) is self.inner.get(one) for one in attributes)
+            and context == self.context
+        )
+
+
 @dataclass(slots=True)
 class Walk:
     """What one walk has found so far.
@@ -129,6 +146,7 @@ class Walk:
         local_owners: ids of the tensors that do.
         leading: what is found now is the first rank's (the buffers that DistributedDataParallel hands out).
         inheriting: what is found now belongs to a tensor that is this rank's own.
+        made: tensors that are made of others, which they may exchange.
         flats: id of what an optimizer holds of FSDP1 -> the parameters that are in it.
     """
 
@@ -153,6 +171,7 @@ class Walk:
     leading: bool = False
     inheriting: bool = False
     flats: dict[int, list[FlatShard]] = field(default_factory=dict)
+    made: list[Made] = field(default_factory=list)
     _late: list[Part] = field(default_factory=list)
 
     def refuse(self, name: str, why: str) -> None:
@@ -226,8 +245,10 @@ class Walk:
         assert isinstance(holder, torch.Tensor)
         attributes, context = holder.__tensor_flatten__()  # type: ignore[attr-defined]
         inner: dict[str, object] = {}
-        for attribute in attributes:
-            ref = self._tensor(names.child(name, attribute), getattr(holder, attribute), owner, trainable)
+        parts: dict[str, Holder] = {attribute: getattr(holder, attribute) for attribute in attributes}
+        self.made.append(Made(holder, parts, dict(context) if type(context) is dict else context))
+        for attribute, part in parts.items():
+            ref = self._tensor(names.child(name, attribute), part, owner, trainable)
             if ref is None:
                 return None
             inner[attribute] = ref
