@@ -77,7 +77,7 @@ class Capture final : public Job, private Landing {
   // Lets the pool's threads begin, a moment later. Where devices have a part in it their threads, which are
   // awake anyway, let them, and this costs nothing.
   void start_soon() {
-    if (drains_.empty()) Job::start_soon();
+    if (drains_.empty() || (come_.fetch_or(kCaller) & kLanes) != 0) Job::start_soon();
   }
 
   // Returns when no source in host memory will be read any more, and none on a device by anything that its
@@ -145,7 +145,9 @@ class Capture final : public Job, private Landing {
   static void check(const Plan& plan, const Arrays& sources, std::span<const Training> trainings);
   static Drain drain_of(const Plan& plan, const Arrays& sources, std::byte* image, const AtOnce& at_once,
                         Training training, uint64_t ahead, CUdeviceptr peer);
-  void begun() noexcept override { ask_for_workers(); }
+  void begun() noexcept override {
+    if (come_.fetch_or(kLanes) == kCaller) ask_for_workers();
+  }
   void landed(std::span<const uint64_t> chunks) noexcept override;
   void dropped(uint64_t chunks, std::exception_ptr why) noexcept override;
   void start_lanes();
@@ -188,6 +190,9 @@ class Capture final : public Job, private Landing {
   uint64_t arriving_;             // parts that lanes still bring
   unsigned checking_ = 0;         // threads that take checksums of what landed
   const unsigned threads_;        // of the pool
+  // Whoever comes second lets the pool's threads begin: what is copied at once must be in its place by then.
+  enum Come : uint8_t { kCaller = 1, kLanes = 2 };
+  std::atomic<uint8_t> come_{0};
   const std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
   double seconds_ = 0;  // when done
   std::atomic<uint64_t> unreleased_;

@@ -105,19 +105,19 @@ void Capture::start_lanes() {
 
 void Capture::landed(std::span<const uint64_t> chunks) noexcept {
   uint64_t partly = 0;
-  bool last = false;
+  bool more = false;
   {
     const std::lock_guard lock(aside_mutex_);
     arriving_ -= chunks.size();
-    last = arriving_ == 0;
     for (const uint64_t chunk : chunks) {
       if (bring(chunk))
         landed_.push_back(chunk);
       else
         ++partly;
     }
+    more = !landed_.empty() && may_check();
   }
-  if (last || partly != chunks.size()) ask_for_workers();
+  if (more) ask_for_workers();
   retire(partly);
 }
 

@@ -10,6 +10,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from standin.cuda import LAUNCH_FAILED, OUT_OF_MEMORY, FakeCuda, StandIn, Storage
@@ -107,6 +108,32 @@ def test_an_order_takes_captures_time_and_again(fake: FakeCuda, pool: Pool, devi
         assert bytes(segment.view(0, plan.nbytes)) == image_of(step)
     tensors[2].shape = (7,)
     assert order.begin(segment.address, [(device, stream)], forecast, (0, 0)) is None
+
+
+def test_no_checksum_is_taken_before_what_is_copied_at_once_is_there(
+    fake: FakeCuda, pool: Pool, device: Device
+) -> None:
+    """The device's thread, which lets those of the pool begin, comes while much is still being copied at once."""
+    array = np.zeros(8 << 20, np.uint8)
+    on_device = StandIn(fake, 5000)
+    sizes = [array.nbytes, on_device.nbytes]
+    plan = Plan(nbytes=sum(sizes), header=b"", chunk_bytes=CHUNK, offsets=[0, sizes[0]], sizes=sizes)
+    sources = Tensors([array, on_device], [False, True])
+    assert sources.refresh() == []
+    segment, stream = room(plan, device), fake.stream()
+    order = CaptureOrder(pool, plan, sources, at_once=Pieces([0]))
+    for step in range(1, 21):
+        array[:] = step
+        fake.work(stream, 0, on_device, step)
+        capture = order.begin(segment.address, [(device, stream)], False, (step, 2))
+        assert capture is not None
+        array[:] = 0xBB
+        capture.start()
+        capture.protect(streams=[(device, stream)])
+        assert capture.wait(60)
+        image = bytes([step]) * plan.nbytes
+        assert bytes(segment.view(0, plan.nbytes)) == image
+        assert capture.checksums == [crc32c(image[at : at + CHUNK]) for at in range(0, plan.nbytes, CHUNK)]
 
 
 def spare_and_train(
