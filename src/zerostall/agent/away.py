@@ -6,8 +6,9 @@ A step that other ranks have sealed waits for them meanwhile, as it would if the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from zerostall.wire.channel import process_lives
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -69,12 +70,3 @@ class Away:
     def look_in(self) -> float | None:
         """Seconds until somebody should look; None where nobody is away."""
         return _LOOK_SECONDS if self._absent else None
-
-
-def process_lives(pid: int) -> bool:
-    """Is that process there, and not just waiting to be reaped?"""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"

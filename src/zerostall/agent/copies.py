@@ -52,11 +52,6 @@ class Copy:
     def chunks(self) -> int:
         return len(self.record.checksums)
 
-    def extent(self, chunk: int) -> tuple[int, int]:
-        """Where a chunk begins in the image, and its bytes."""
-        start = chunk * self.record.chunk_bytes
-        return start, min(self.record.chunk_bytes, self.record.nbytes - start)
-
     def __str__(self) -> str:
         return f"step {self.step} of rank {self.image.rank} in memory"
 
@@ -135,7 +130,7 @@ class Copies:
         Raises:
             SnapshotNotFoundError: the image is not there any more.
         """
-        start, nbytes = copy.extent(chunk)
+        start, nbytes = copy.record.extent(chunk)
         with self.held(copy) as address:
             return native.crc32c_memory(address + start, nbytes) == copy.record.checksums[chunk]
 

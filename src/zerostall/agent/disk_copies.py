@@ -56,7 +56,7 @@ class DiskCopy:
 
     def sound(self, chunk: int) -> bool:
         """As the disk gives it, not as the kernel still remembers it, where the file system lets that be told."""
-        start, nbytes = self.extent(chunk)
+        start, nbytes = self.record.extent(chunk)
         data = memoryview(bytearray(nbytes))
         try:
             file = self.run.folder.disk.bytes_of(self.record.step, self.image.rank, self.stored)
@@ -73,7 +73,7 @@ class DiskCopy:
     @contextlib.contextmanager
     def target(self, chunk: int) -> Iterator[Target]:
         """Memory for the chunk; what is right of it is written to the file at the end."""
-        start, nbytes = self.extent(chunk)
+        start, nbytes = self.record.extent(chunk)
         segment = native.Segment("zerostall-mend", stride_of(self.stored.layout), populate=False)
         try:
             yield Target(segment)
@@ -100,11 +100,6 @@ class DiskCopy:
     @property
     def chunks(self) -> int:
         return len(self.record.checksums)
-
-    def extent(self, chunk: int) -> tuple[int, int]:
-        """Where a chunk begins in the image, and its bytes."""
-        start = chunk * self.record.chunk_bytes
-        return start, min(self.record.chunk_bytes, self.record.nbytes - start)
 
     def _write(self, data: memoryview, start: int) -> None:
         """Over what is damaged. Whether the file still is this very image is asked once it is open."""
@@ -192,7 +187,7 @@ class DiskCopies:
             if copy.record == wanted.record and not copy.damaged:
 
                 def bring(target: Target, chunk: int, copy=copy) -> None:
-                    start, nbytes = copy.extent(chunk)
+                    start, nbytes = copy.record.extent(chunk)
                     with copy.target(chunk) as here:
                         target.view(start, nbytes)[:] = here.view(start, nbytes)
 

@@ -199,8 +199,7 @@ class PeerDoor:
             stack.enter_context(self._pace.giving())
             channel.send(p.Coming(layout, encoded, given.attempt, outlet.ground, some))
             for chunk in chunks:
-                start = chunk * record.chunk_bytes
-                nbytes = min(record.chunk_bytes, record.nbytes - start)
+                start, nbytes = record.extent(chunk)
                 for offset in range(start, start + nbytes, PIECE):
                     piece = given.view(offset, min(PIECE, start + nbytes - offset))
                     self._pace.pass_by(len(piece))
@@ -221,8 +220,7 @@ def _asked(given: Given, request: p.Pull) -> Sequence[int]:
 def _damaged(given: Given, chunk: int) -> int | None:
     """The chunk, where it is not what the record says."""
     record = given.record
-    start = chunk * record.chunk_bytes
-    found = native.crc32c(given.view(start, min(record.chunk_bytes, record.nbytes - start)))
+    found = native.crc32c(given.view(*record.extent(chunk)))
     return chunk if found != record.checksums[chunk] else None
 
 

@@ -156,8 +156,7 @@ def _receive(
     asked = range(len(record.checksums)) if chunks is None else chunks
     while pulled.chunks < len(asked):
         number = asked[pulled.chunks]
-        start = number * record.chunk_bytes
-        chunk = view(start, min(record.chunk_bytes, record.nbytes - start))
+        chunk = view(*record.extent(number))
         found = 0
         # In pieces, so that what is checked is still in the cache.
         for offset in range(0, len(chunk), _CHECKED_AT_ONCE):

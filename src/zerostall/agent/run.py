@@ -14,7 +14,6 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from zerostall.agent.away import process_lives
 from zerostall.agent.berth import Berth
 from zerostall.agent.cargo import cargo_of_disk, cargo_of_memory, no_cargo
 from zerostall.agent.carrier import Carrier
@@ -29,6 +28,7 @@ from zerostall.agent.takeover import take_folder
 from zerostall.errors import FormatError, RunBusyError, RunMismatchError
 from zerostall.telemetry import log
 from zerostall.tiers.modes import Modes
+from zerostall.wire.channel import process_lives
 
 if TYPE_CHECKING:
     from collections.abc import Callable

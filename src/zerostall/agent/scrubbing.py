@@ -108,7 +108,7 @@ class Scrubbing:
                 why = f"found while nobody asked for it, at chunk {chunk}"
                 self._doubt(copy.image, copy.step, why, disk=copy.tier == "disk")
                 return
-            nbytes = copy.extent(chunk)[1]
+            nbytes = copy.record.extent(chunk)[1]
             self.checked += nbytes
             if self._stopping.wait(scrubbing.after(nbytes, self.rate)):
                 return

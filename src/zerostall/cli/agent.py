@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -17,7 +16,7 @@ from zerostall.core import policy
 from zerostall.errors import AgentError
 from zerostall.wire import messages as m
 from zerostall.wire import rendezvous
-from zerostall.wire.channel import Channel, ClosedError, peer
+from zerostall.wire.channel import Channel, ClosedError, peer, process_lives
 
 ANSWER_SECONDS = 30.0
 
@@ -196,15 +195,7 @@ def _until_gone(channel: Channel[m.FromAgent]) -> None:
     channel.close()
     deadline = time.monotonic() + ANSWER_SECONDS
     while time.monotonic() < deadline:
-        if _ended(pid):
+        if not process_lives(pid):
             return
         time.sleep(0.01)
     raise AgentError(f"agent {pid} was told to stop and has not ended", hint="see agent.log in its folder")
-
-
-def _ended(pid: int) -> bool:
-    """Whether a process is gone, or only waits for its parent to notice."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in ("Z", "X")
-    except (FileNotFoundError, ProcessLookupError):
-        return True

@@ -61,6 +61,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     begins: tuple[int, ...] = ()
     version: int = FIRST
 
+    def extent(self, chunk: int) -> tuple[int, int]:
+        """Where a chunk begins in the image, and its bytes."""
+        start = chunk * self.chunk_bytes
+        return start, min(self.chunk_bytes, self.nbytes - start)
+
     @classmethod
     def of(
         cls,

@@ -99,8 +99,7 @@ class CheckedImage:
         self.source = source
 
     def chunk_size(self, index: int) -> int:
-        record = self.stored.record
-        return min(record.chunk_bytes, record.nbytes - index * record.chunk_bytes)
+        return self.stored.record.extent(index)[1]
 
     def load(self, index: int, view: memoryview) -> None:
         """Read a chunk and check it."""

@@ -53,7 +53,7 @@ class ImageReader:
 
     def chunk_size(self, index: int) -> int:
         """How many bytes a chunk has."""
-        return min(self._chunk_bytes, self.stored.record.nbytes - index * self._chunk_bytes)
+        return self.stored.record.extent(index)[1]
 
     def chunk(self, index: int) -> memoryview:
         """The bytes of a chunk, checked; good until the next call of this object's.

@@ -116,8 +116,8 @@ class RemoteImages:
         target = MemoryBytes(Image(stored.layout, record, address))
 
         def bring(index: int) -> bool:
-            start = index * record.chunk_bytes
-            view = target.view(start, min(record.chunk_bytes, record.nbytes - start))
+            start, nbytes = record.extent(index)
+            view = target.view(start, nbytes)
             for _ in range(2):  # what broke on the way is right the second time
                 self._gate(len(view))
                 self._store.read_range(name, start, view)

@@ -13,6 +13,7 @@ import select
 import socket
 import struct
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
@@ -194,6 +195,15 @@ def peer(sock: socket.socket) -> tuple[int, int]:
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _ = struct.unpack("3i", credentials)
     return pid, uid
+
+
+def process_lives(pid: int) -> bool:
+    """Is that process there, and not just waiting to be reaped?"""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
 
 
 def drop(fds: list[int]) -> None:
