@@ -191,6 +191,7 @@ void bind_copies(nb::module_& m) {
               samples.emplace_back(offset, nbytes, checksum);
             return samples;
           },
+          nogil(),  // it waits for a device
           "Offset in the image, size and CRC-32C of what the device looked at of its sources, when done.");
 
   nb::class_<CaptureOrder>(m, "CaptureOrder", "Captures of the same tensors, time and again.")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 from pathlib import Path
 
+from free_ports import free_ports
 from hand import wait_until
 
 
@@ -17,7 +17,7 @@ def missing() -> str | None:
 
 class Members:
     def __init__(self, folder: Path, count: int = 3) -> None:
-        ports = _free_ports(2 * count)
+        ports = free_ports(2 * count)
         self.clients = ports[:count]
         peers = [f"http://127.0.0.1:{port}" for port in ports[count:]]
         everybody = ",".join(f"m{k}={peer}" for k, peer in enumerate(peers))
@@ -45,14 +45,6 @@ class Members:
         for process in self.processes:
             process.kill()
             process.wait()
-
-
-def _free_ports(count: int) -> list[int]:
-    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in taken]
-    for each in taken:
-        each.close()
-    return ports
 
 
 def until_served(members: Members) -> None:

@@ -72,6 +72,7 @@ def test_close_is_bounded_while_the_agent_is_stopped(agent: Child, where: Path) 
     run.save().wait()
     with stopped(agent):
         run.ckpt.save(run.job.train_one_step())
+        run.ckpt._saves.settle(60.0)
         with pytest.raises((WaitTimeoutError, AgentError)):
             run.ckpt.close(timeout=0.1)
     wait_until(lambda: on_disk(where) == [1, 2])  # told before, the agent brings it to disk all the same

@@ -9,7 +9,7 @@ import pytest
 from crash.live import on_disk, restored
 from crash.nursery import Nursery
 from crash.script import leftovers
-from hand import agent_pid, wait_until
+from hand import HandTrainer, agent_pid, wait_until
 from zerostall.wire import rendezvous
 
 ENDINGS = {
@@ -59,6 +59,8 @@ def test_nothing_piles_up_over_many_deaths(
     for life in range(6):
         trainer = trainers.start(where, "--scale=1", environment=environment, output=tmp_path / f"life-{life}")
         wait_until(lambda: " host" in trainer.printed() or trainer.ended())
+        if life == 0:  # as long as somebody is there the agent is not idle
+            other = HandTrainer(folder, where.parent / "other")
         trainer.kill()
         if life == 0:
             pid = agent_pid(folder)
@@ -66,6 +68,7 @@ def test_nothing_piles_up_over_many_deaths(
     assert agent_pid(folder) == pid
     assert segments(pid) == lent
     assert shared_memory() == before
+    other.leave()
     wait_until(lambda: not rendezvous.socket_path(folder).exists())
     wait_until(lambda: not Path(f"/proc/{pid}").exists())
     assert shared_memory() == before

@@ -16,8 +16,11 @@ SCRIPT = """
 import os, signal, sys, time
 import torch, zerostall
 from pathlib import Path
+from zerostall.trainer import preemption
 
 where, mode = sys.argv[1:]
+if mode != "twice":
+    preemption._TWICE_SECONDS = 600.0  # however far apart signals get here that were sent at once
 if mode == "chained":
     signal.signal(signal.SIGTERM, lambda number, frame: print("before", number, frame, flush=True))
 w = torch.zeros(1000)
@@ -29,7 +32,7 @@ with zerostall.Checkpointer(where, preempt=("SIGTERM", signal.SIGUSR1), grace=gr
         os._exit(0)
     for step in range(1, 1_000_000):
         w.fill_(step)
-        ckpt.save(step)
+        ckpt.save(step, when_busy="wait")
         if ckpt.preempted:
             break
         print("trained", step, flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import time
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import torch
 
 import zerostall
 from conftest import stop_agent
+from free_ports import free_ports
 from ranks.sharded import same
 from ranks.world import Start
 
@@ -111,9 +111,7 @@ LAUNCHERS = {
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_ranks_that_a_cluster_started_meet_by_its_environment(start: Start, tmp_path: Path, launcher: str) -> None:
     """As `srun`, and a pod of the training operator, start them: torch.distributed finds the others by `env://`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     environment = {**LAUNCHERS[launcher], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     of_rank = {rank: {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)}
     where = tmp_path / "run"

@@ -23,6 +23,13 @@ from zerostall.trainer.tears import Tears
 pytestmark = pytest.mark.usefixtures("own_agent")
 
 
+@pytest.fixture
+def no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long this thread sleeps between a save and a change, the change is one that is looked for."""
+    monkeypatch.setattr(Tears, "look_again", lambda tears: False)
+
+
+@pytest.mark.usefixtures("no_second_look")
 def test_a_tensor_changed_behind_the_guard_makes_the_snapshot_dirty_by_name(where: Path) -> None:
     model = nn.Linear(2000, 2000, bias=False)
     with zerostall.Checkpointer(where, guard="manual", model=model) as ckpt:
@@ -44,11 +51,9 @@ def test_a_tensor_changed_behind_the_guard_makes_the_snapshot_dirty_by_name(wher
     assert saved(where) == [1, 2, 3]
 
 
-def test_a_change_that_the_seal_could_not_see_revokes_the_snapshot(
-    where: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("no_second_look")
+def test_a_change_that_the_seal_could_not_see_revokes_the_snapshot(where: Path) -> None:
     """The copy is over and sealed in an instant; the change comes after, but before any guard or second look."""
-    monkeypatch.setattr(Tears, "look_again", lambda tears: False)
     model = nn.Linear(50, 50, bias=False)
     with zerostall.Checkpointer(where, guard="manual", model=model) as ckpt:
         ckpt.restore()
@@ -124,6 +129,7 @@ def test_a_state_that_diverged_pushes_no_good_step_out(where: Path) -> None:
     assert saved(where) == [2]
 
 
+@pytest.mark.usefixtures("no_second_look")
 def test_an_unreported_tear_is_raised_by_close(where: Path) -> None:
     model = nn.Linear(2000, 2000, bias=False)
     ckpt = zerostall.Checkpointer(where, guard="manual", model=model)

@@ -265,7 +265,11 @@ def test_bytes_that_are_not_what_the_device_held_are_found_where_they_arrive(sta
         if trainer.ask("stats")["stowed"]:
             break
         wait_until(lambda: trainer.ask("has locker"))
-    trainer.ask("fill", 12, 200_000)  # still running, and nothing waits for it
+    before = trainer.ask("fake", "count", "cuEventSynchronize")
+    trainer.ask("fake", "hold", stream)  # a long kernel, and nothing waits for it
+    trainer.ask("fill", 12)
     trainer.ask("save", 12)
+    wait_until(lambda: trainer.ask("fake", "count", "cuEventSynchronize") > before)  # by the sealer: all has arrived
+    trainer.ask("fake", "release")
     assert "GhostError: step 12: other bytes arrived than the device held at save: t" in trainer.ask("wait", 12, "host")
     assert trainer.ask("stats")["dirty"] == 1

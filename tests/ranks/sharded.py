@@ -219,7 +219,7 @@ def refused(where: str, *, hint: str, **state: object) -> None:
     ckpt = zerostall.Checkpointer(where, rng=False, **state)
     for step in (1, 2):
         try:
-            ckpt.save(step).wait("host", timeout=60)
+            ckpt.save(step, when_busy="wait").wait("host", timeout=60)
         except zerostall.errors.StateError as error:
             assert hint in str(error), error
         else:
@@ -363,7 +363,7 @@ def resumed(where: str, kind: str, until: str, expected: str) -> None:
         say("restored", step, ckpt.stats.restored_from or "nothing")
         while step < int(until):
             step = job.train(step)
-            ckpt.save(step).wait("host", timeout=60)
+            ckpt.save(step, when_busy="wait").wait("host", timeout=60)
             say("step", step)
         now = job.everything()
     path = Path(expected)

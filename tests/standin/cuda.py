@@ -76,6 +76,10 @@ class FakeCuda:
         """What is queued there from now on waits for `release`."""
         self._library.fake_cuda_hold(stream or None)
 
+    def hold_copies(self) -> None:
+        """Every copy, of whatever stream, waits for `release`."""
+        self._library.fake_cuda_hold_copies()
+
     def release(self) -> None:
         self._library.fake_cuda_release()
 

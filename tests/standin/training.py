@@ -194,7 +194,7 @@ def serve(where: str, options: dict[str, Any]) -> Iterator[Any]:
         return found.hexdigest()
 
     def save(step: int, **how: Any) -> str:
-        savings[step] = ckpt.save(step, **how)
+        savings[step] = ckpt.save(step, **{"when_busy": "wait", **how})  # the next slot may not have been granted yet
         return savings[step].skipped
 
     def wait(step: int, tier: str) -> str:

@@ -10,11 +10,12 @@ import itertools
 import os
 import re
 import shutil
-import socket
 import subprocess
 import time
 from email.utils import formatdate
 from pathlib import Path
+
+from free_ports import free_ports
 
 _ACCOUNT = "devstoreaccount1"  # azurite's, and known to everybody
 _KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -34,9 +35,7 @@ class Azurite:
     def __init__(self, folder: Path) -> None:
         found = program()
         assert found is not None
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        (self.port,) = free_ports(1)
         options = ["--blobPort", str(self.port), "--location", str(folder), "--silent", "--skipApiVersionCheck"]
         self._process = subprocess.Popen([found, "--blobHost", "127.0.0.1", *options], stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 60

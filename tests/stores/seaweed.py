@@ -9,14 +9,14 @@ import itertools
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
+from free_ports import free_ports
 
 _KEY, _SECRET, _REGION = "key-of-a-test", "secret-of-a-test", "us-east-1"
 _SERVERS = ("master", "volume", "filer", "s3")
@@ -33,14 +33,6 @@ def program() -> str | None:
     """The server's program, beside this interpreter or on the path; None where there is none."""
     beside = str(Path(sys.executable).parent)
     return shutil.which("weed", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 class Seaweed:

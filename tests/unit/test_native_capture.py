@@ -255,7 +255,7 @@ def test_a_job_tells_when_it_is_done(pool: Pool) -> None:
     plan, _ = plan_of(tensors)
     segment = Segment("test", plan.nbytes)
     capture = Capture(pool, plan, sources(tensors), segment.address, at_once=[])
-    assert select.select([capture], [], [], 10)[0] == [capture]
+    assert select.select([capture], [], [], 60)[0] == [capture]
     assert capture.done()
     assert capture.wait(0)
     assert not capture.cancelled
@@ -269,12 +269,15 @@ def test_cancel_leaves_nothing_behind() -> None:
     keep = sources(tensors)
     # The pool's one thread is busy with an older job, so that nothing has begun when the second is cancelled.
     elsewhere = Segment("busy", plan.nbytes)
-    busy = [Capture(pool, plan, keep, elsewhere.address, at_once=[]) for _ in range(8)]
-    capture = Capture(pool, plan, keep, segment.address, at_once=[])
-    capture.cancel()
-    for older in busy:
-        older.wait(60)
-    assert capture.wait(60)
+    for _ in range(50):  # unless this thread has slept meanwhile
+        busy = [Capture(pool, plan, keep, elsewhere.address, at_once=[]) for _ in range(8)]
+        capture = Capture(pool, plan, keep, segment.address, at_once=[])
+        capture.cancel()
+        for older in busy:
+            older.wait(60)
+        assert capture.wait(60)
+        if capture.cancelled:
+            break
     assert capture.cancelled
     assert capture.protect().pending == 0
     with pytest.raises(ValueError, match="when it is done"):
@@ -286,17 +289,23 @@ def test_cancel_leaves_nothing_behind() -> None:
 
 
 def test_a_closed_pool_fails_its_jobs() -> None:
-    pool = Pool("test", 1)
     tensors = [torch.randn(20_000_000)]
     plan, _ = plan_of(tensors, chunk_bytes=64 << 10)
     segment = Segment("test", plan.nbytes)
-    capture = Capture(pool, plan, sources(tensors), segment.address, at_once=[])
-    pool.close()
-    pool.close()
-    with pytest.raises(ValueError, match="closed before"):
-        capture.wait(60)
-    with pytest.raises(ValueError, match="closed"):
-        Capture(pool, plan, sources(tensors), segment.address, at_once=[])
+
+    def closed_meanwhile() -> bool:
+        pool = Pool("test", 1)
+        capture = Capture(pool, plan, sources(tensors), segment.address, at_once=[])
+        pool.close()
+        pool.close()
+        with pytest.raises(ValueError, match="closed"):
+            Capture(pool, plan, sources(tensors), segment.address, at_once=[])
+        try:
+            return not capture.wait(60)
+        except ValueError as error:
+            return "closed before" in str(error)
+
+    assert any(closed_meanwhile() for _ in range(50))  # a copy that was quicker than this thread is no failure
 
 
 def test_misuse_is_a_value_error(pool: Pool) -> None:

@@ -205,14 +205,14 @@ def test_training_does_not_wait_for_what_is_left(fake: FakeCuda, pool: Pool, dev
     segment = room(plan, device)
     fill(fake, stream, tensors, 1)
     fake.settle(stream)
-    fake.delay(SLOW)
+    fake.hold_copies()
     capture = Capture(pool, plan, sources, segment.address, at_once=[], streams=[(device, stream)], ahead=0)
     assert capture.protect(left=list(range(7)), streams=[(device, stream)]).spared_bytes > 0
     fake.settle(stream)
     assert not capture.done()
     capture.release(streams=[(device, stream)])
-    fake.delay(0)
-    assert capture.wait(100)
+    fake.release()
+    assert capture.wait(60)
     assert bytes(segment.view(0, plan.nbytes)) == image_of(1)
 
 
@@ -222,11 +222,11 @@ def test_without_a_release_what_is_kept_is_not_read(fake: FakeCuda, pool: Pool, 
     segment = room(plan, device)
     fill(fake, stream, tensors, 1)
     asides = [StandIn(fake, size) for size in SIZES]
-    fake.delay(SLOW)
+    fake.hold_copies()
     capture = Capture(pool, plan, sources, segment.address, at_once=[], streams=[(device, stream)], ahead=0)
     places = [(k, aside.data_ptr()) for k, aside in enumerate(asides)]
     spared = capture.protect(kept=places, streams=[(device, stream)]).spared_bytes
-    fake.delay(0)
+    fake.release()
     assert not capture.wait(0.2)
     for aside in asides:
         fake.work(stream, 20_000, aside, 1)  # a slow kernel: the copies come after it
@@ -240,12 +240,12 @@ def test_a_release_that_fails_fails_the_capture(fake: FakeCuda, pool: Pool, devi
     _, sources, plan = make(fake)
     stream = fake.stream()
     segment = room(plan, device)
-    fake.delay(SLOW)
+    fake.hold_copies()
     asides = [StandIn(fake, size) for size in SIZES]
     capture = Capture(pool, plan, sources, segment.address, at_once=[], streams=[(device, stream)], ahead=0)
     places = [(k, aside.data_ptr()) for k, aside in enumerate(asides)]
-    capture.protect(kept=places, streams=[(device, stream)])
-    fake.delay(0)
+    assert capture.protect(kept=places, streams=[(device, stream)]).spared_bytes > 0
+    fake.release()
     fake.fail("cuEventRecord", 1, LAUNCH_FAILED)
     capture.release(streams=[(device, stream)])
     with pytest.raises(DeviceError, match="CUDA_ERROR_719"):
@@ -301,12 +301,20 @@ def test_without_a_safeguard_the_bytes_are_wrong(
     tensors, sources, plan = make(fake)
     stream = fake.stream()
     segment = room(plan, device)
-    fake.delay(2000)
-    fill(fake, stream, tensors, 1, first=300_000 if safeguard == "order" else 0)
+    if safeguard == "order":
+        fake.hold(stream)  # a long kernel
+    fill(fake, stream, tensors, 1)
+    if safeguard == "guard":
+        fake.settle(stream)
+        fake.hold_copies()
     capture = Capture(pool, plan, sources, segment.address, at_once=[], streams=[(device, stream)])
     capture.protect(streams=[(device, stream)])
     fill(fake, stream, tensors, 2)
-    capture.wait(60)
+    if safeguard == "guard":
+        fake.settle(stream)  # the optimizer is through before the first copy
+        fake.release()
+    assert capture.wait(60)
+    fake.release()
     assert bytes(segment.view(0, plan.nbytes)) != image_of(1)
     device.close()
 
