@@ -80,9 +80,9 @@ class Vouchers:
             damage = str(error.args[0])
         if not _is_file(disk, step, names.MANIFEST):
             return None
-        records = list(_records(disk, step))
+        records = list(vouching.records(disk, step))
         for source, manifest in self._manifests(run, step, records):
-            if records and all(_speaks_of(manifest, record) for record in records):
+            if records and all(vouching.speaks_of(manifest, record) for record in records):
                 return manifest if self._write(run, manifest, Voucher("the manifest", damage, source), found) else None
         found.append(Voucher("the manifest", damage, ""))
         return None
@@ -109,7 +109,7 @@ class Vouchers:
         if not _is_file(disk, step, names.record_file(rank)):
             return None
         for source, stored in self._elsewhere(run, rank, step):
-            if _speaks_of(manifest, stored.record):
+            if vouching.speaks_of(manifest, stored.record):
                 voucher = Voucher("its record", damage, source)
                 return stored.record if self._write(run, stored.record, voucher, found) else None
         found.append(Voucher("its record", damage, ""))
@@ -165,19 +165,6 @@ def _is_file(disk: DiskTier, step: int, name: str) -> bool:
     return not os.path.lexists(path) or (path.is_file() and not path.is_symlink())
 
 
-def _records(disk: DiskTier, step: int) -> Iterator[Record]:
-    """Those of a committed step's folder that are whole, by rank."""
-    folder = disk.where / names.step_folder(step)
-    ranks = sorted(rank for path in folder.glob("rank-*.json") if (rank := names.parse_record(path.name)) is not None)
-    for rank in ranks:
-        try:
-            record = manifests.decode_record(read_file(folder / names.record_file(rank)))
-        except (FormatError, OSError):
-            continue
-        if (record.step, record.rank) == (step, rank):
-            yield record
-
-
 def _record_of(disk: DiskTier, manifest: Manifest, rank: int) -> Record:
     """The record beside the manifest, if it is the one that the manifest speaks of."""
     path = disk.where / names.step_folder(manifest.step) / names.record_file(rank)
@@ -189,8 +176,3 @@ def _record_of(disk: DiskTier, manifest: Manifest, rank: int) -> Record:
     if problem := manifests.record_difference(manifest, record, data):
         raise FormatError(f"{path}: {problem}")
     return record
-
-
-def _speaks_of(manifest: Manifest, record: Record) -> bool:
-    same = (manifest.run, manifest.step, manifest.world) == (record.run, record.step, record.world)
-    return same and manifest.ranks[record.rank] == manifests.facts(record, manifests.encode_record(record))
