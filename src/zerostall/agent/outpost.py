@@ -73,6 +73,7 @@ class Outpost:
         self._kept: dict[Save, list[tuple[HostTier, Held]]] = {}
         self._writer = Worker(f"outpost {run.where.name}")
         self._closing = threading.Event()
+        run.trickle.evicted = self._evicted
         self._connect()
 
     def close(self) -> None:
@@ -172,6 +173,9 @@ class Outpost:
             case n.Settle():
                 if self.own is not None:
                     self.own.settle(message)
+            case n.Evicted():
+                if self.own is not None:
+                    self._run.trickle.evict_whole(message.past)
             case n.Stored():
                 self._let_go(message.save)
                 if self.own is not None and message.failure is not None:
@@ -180,6 +184,11 @@ class Outpost:
             case n.ToRank():
                 if (berth := self._run.berths.get(message.rank)) is not None:
                     berth.send(message.message)
+
+    def _evicted(self, past: Past) -> None:
+        """A committed step is no more in this node's own folder, for an image of it is dirty."""
+        if self.own is not None:
+            self._say(n.Evicted(past))
 
     def _let_go(self, save: Save | None = None) -> None:
         """Release the images of a save; of all, where none is named."""

@@ -20,7 +20,7 @@ from zerostall.agent.client import NodeClient
 from zerostall.agent.loop_call import Post, on_loop
 from zerostall.agent.peers import Entrance, PeerDoor
 from zerostall.core import manifest as manifests
-from zerostall.errors import StorageError, ZerostallError
+from zerostall.errors import SnapshotNotFoundError, StorageError, ZerostallError
 from zerostall.telemetry import log
 from zerostall.tiers.ground import ground_of
 from zerostall.wire import messages as m
@@ -132,6 +132,7 @@ class Seat:
         self._watch = watch
         self._nodes: list[Outlying] = []
         self._errand: Errand | None = None
+        run.trickle.evicted = self._evicted
         meeting = nodes.meeting
         secret = meeting.secret if meeting else secrets.token_urlsafe(32)
         entrance = Entrance(answer=lambda: on_loop(post, self._entered), enter=self._enter)
@@ -266,16 +267,25 @@ class Seat:
                 if message.save is not None:
                     self._run.trickle.give_up(message.save.step)
                 self.chair.revoked(message.rank, message.save, message.past, message.reason)
-                self._run.trickle.evict(message.rank, message.past)
+                image = node.images.get(message.save, {}).get(message.rank) if message.save is not None else None
+                self._run.trickle.evict(message.rank, message.past, image.facts if image is not None else None)
             case n.Began():
                 self.chair.began(message.rank, message.epoch)
             case m.Plan():
                 self.chair.plan(message)
             case n.Promise():
                 self._promise(node, message)
+            case n.Evicted():
+                self._run.trickle.evict_whole(message.past)
             case n.Written():
                 if self._errand is not None and self._errand.save == message.save:
                     self._errand.written(node, message.failure.error() if message.failure else None)
+
+    def _evicted(self, past: Past) -> None:
+        """A committed step is no more in this node's folder, for an image of it is dirty."""
+        for node in self._nodes:
+            if node.apart:
+                node.tell(n.Evicted(past))
 
     def _settle(self, node: Outlying, drafts: tuple[int, ...]) -> None:
         """Tell a node with a folder of its own what of it was committed here while it did not hear."""
@@ -283,9 +293,13 @@ class Seat:
 
         def look() -> None:
             found: list[bytes] = []
-            for step in drafts:
-                with contextlib.suppress(ZerostallError, OSError):
-                    found.append(manifests.encode_manifest(disk.manifest(step)))
+            try:
+                for step in drafts:
+                    with contextlib.suppress(SnapshotNotFoundError):
+                        found.append(manifests.encode_manifest(disk.manifest(step)))
+            except (ZerostallError, OSError) as error:
+                log.error("%s: what other nodes have put stays as it is: %s", self._run.where, error)
+                return
             self._post(lambda: node.tell(n.Settle(tuple(found))))
 
         self._run.trickle.meanwhile(look)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from zerostall.agent.wish import Wish
 from zerostall.core import backoff
+from zerostall.core.candidates import Past
 from zerostall.core.retention import Keep
 from zerostall.errors import StorageError, ZerostallError
 from zerostall.flow.governor import WritePace
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
     from zerostall.agent.folder import RunFolder
     from zerostall.agent.loop_call import Post
     from zerostall.agent.tally import Tally
-    from zerostall.core.candidates import Past
-    from zerostall.core.manifest import Manifest
+    from zerostall.core.manifest import Manifest, RankFacts
     from zerostall.core.roll import Save
     from zerostall.flow.governor import Governor
+    from zerostall.tiers.disk import DiskTier
     from zerostall.tiers.host import Held, HostTier
     from zerostall.wire import nodes as n
 
@@ -57,6 +58,7 @@ class Trickle:
         last_error: what went wrong last, until a write works again.
         off: the run has no disk.
         landed: called with each step that got there.
+        evicted: called with each committed step that went because an image of it is dirty.
         protected: steps that retention leaves, for somebody reads them.
         refused: called with rank, step and reason for each image of a step that the disk did not take for what it is.
     """
@@ -78,6 +80,7 @@ class Trickle:
         self.off = False
         self.fellows: Fellows | None = None
         self.landed: Callable[[int], None] = lambda step: None
+        self.evicted: Callable[[Past], None] = lambda past: None
         self.protected: Callable[[], frozenset[int]] = frozenset
         self.refused: Callable[[int, int, str], None] = lambda rank, step, why: None
         self._berths = berths
@@ -238,14 +241,33 @@ class Trickle:
         """Call on the loop's thread when the order under way and the retention behind it are done."""
         self._writer.submit(lambda: self._post(call))
 
-    def evict(self, rank: int, past: Past) -> None:
-        """Remove a step from disk, if that rank's image there is this very one; after what is under way."""
+    def evict(self, rank: int, past: Past, facts: RankFacts | None = None) -> None:
+        """Remove a step from disk, if that rank's image there is this very one; after what is under way.
+
+        `facts`: what the manifest says of that image, which need not be in this node's folder.
+        """
+        disk = self._folder.disk
 
         def remove() -> None:
-            if self._folder.disk.created(past.step, rank) == past.created:
-                self._folder.disk.evict(past.step)
+            if disk.created(past.step, rank) == past.created or _speaks_of(disk, past.step, facts):
+                self._evict(past.step)
 
         self._writer.submit(remove)
+
+    def evict_whole(self, past: Past) -> None:
+        """Remove a committed step, which another node's folder has no more for one of its images is dirty."""
+
+        def remove() -> None:
+            if self._folder.disk.created(past.step) == past.created:
+                self._evict(past.step)
+
+        self.meanwhile(remove)
+
+    def _evict(self, step: int) -> None:
+        """The writer's thread."""
+        past = Past(step, self._folder.disk.created(step))
+        self._folder.disk.evict(step)
+        self._post(lambda: self.evicted(past))
 
     def close(self) -> None:
         """Wait for what is under way."""
@@ -298,3 +320,11 @@ class Trickle:
         log.error("%s: step %d did not get to disk: %s", self._folder.where, step, error)
         for rank, (_, held) in flight.held.items():
             self._berths[rank].send(m.Failed.of(m.Refused.of(0, error), step, held.image.record.created, "disk"))
+
+
+def _speaks_of(disk: DiskTier, step: int, facts: RankFacts | None) -> bool:
+    """Is that image one of the committed step's?"""
+    try:
+        return facts is not None and facts in disk.manifest(step).ranks
+    except (ZerostallError, OSError):
+        return False

@@ -4,10 +4,11 @@ The agent of rank 0's node is the *seat*: it keeps the roll call, says which sav
 folder that all nodes share. The others are *outposts*: each has one connection to the seat (see `wire.peers` for how
 it begins) and says on it what its ranks say. Everything here is an event; nothing is answered.
 
-    outpost → seat   Here  Sealed  Passed  Revoked  Began  Found  Lost  Promise  Plan  Written
-    seat → outpost   Clean  Verdict  Awaiting  Plan  Keep  Write  Commit  Stored  Settle  ToRank
+    outpost → seat   Here  Sealed  Passed  Revoked  Began  Found  Lost  Promise  Plan  Written  Evicted
+    seat → outpost   Clean  Verdict  Awaiting  Plan  Keep  Write  Commit  Stored  Settle  ToRank  Evicted
 
-Where the nodes do not share a folder, each has its own: what an outpost has written it commits when the seat has.
+Where the nodes do not share a folder, each has its own: what an outpost has written it commits when the seat has; and
+a step that goes from one folder, for an image of it is dirty, goes from all.
 """
 
 from __future__ import annotations
@@ -194,5 +195,18 @@ class ToRank(Message, frozen=True):
     message: Reached | Failed
 
 
-FromOutpost = Here | Sealed | Passed | Revoked | Began | Found | Lost | Promise | Plan | Written
-FromSeat = Clean | Verdict | Awaiting | Plan | Keep | Write | Commit | Stored | Settle | ToRank
+# ------------------------------------------------------------------------------------------------------- either way
+
+
+class Evicted(Message, frozen=True):
+    """A committed step is no more in a node's own folder, for an image of it is dirty after all.
+
+    Attributes:
+        past: by when rank 0 saved it.
+    """
+
+    past: Past
+
+
+FromOutpost = Here | Sealed | Passed | Revoked | Began | Found | Lost | Promise | Plan | Written | Evicted
+FromSeat = Clean | Verdict | Awaiting | Plan | Keep | Write | Commit | Stored | Settle | ToRank | Evicted
