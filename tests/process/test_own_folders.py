@@ -107,7 +107,8 @@ def test_each_node_keeps_its_own_and_all_come_back_from_disk(manager: Manager, a
     never = steps[1].parent / "step-000000000009"
     shutil.copytree(steps[1], never)  # and one that no node has committed
     trainers = two(agents, tmp_path, "n1", "n2")
-    wait_until(lambda: not never.exists() and steps[1].joinpath("manifest.json").exists(), SECONDS)
+    assert (5, "disk", True) in trainers[1].copies()  # nobody is told of copies before what was put is settled
+    assert not never.exists()
     assert steps[1].joinpath("manifest.json").read_bytes() == whole
     wait_until(lambda: (on_disk(manager, run, 0), on_disk(manager, run, 1)) == ({"n1"}, {"n2"}), SECONDS)
     for trainer in trainers:

@@ -337,7 +337,7 @@ class Outpost:
         sock.setblocking(False)
         if apart:
             try:
-                self.own = self.own or OwnFolder(self._run, facts)
+                self.own = self.own or OwnFolder(self._run, facts, self._post)
             except (ZerostallError, OSError) as error:
                 sock.close()
                 self._failed(error)
@@ -382,6 +382,8 @@ class Outpost:
         """The connection broke: what was kept for the disk need be kept no longer."""
         self._client = None
         self._let_go()
+        if self.own is not None:
+            self.own.parted()
         if not self._closing.is_set():
             self._connect()
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from zerostall.agent.loop_call import Post
     from zerostall.agent.standing import Standing
     from zerostall.core.manifest import Manifest, RunFacts
     from zerostall.tiers.contract import Image
@@ -34,11 +35,15 @@ class OwnFolder:
     Raises (on construction): as `take_own_folder`.
     """
 
-    def __init__(self, run: Standing, facts: RunFacts) -> None:
+    def __init__(self, run: Standing, facts: RunFacts, post: Post) -> None:
         self._run = run
         self._facts = facts
         self._told: list[tuple[int, Path]] = []
         self._put: set[int] = set()  # since the drafts were told of
+        self._post = post
+        self._turn = 0  # of connections to rank 0's node, begun and broken
+        self._settled_at = -1
+        self._waiting: list[Callable[[], None]] = []
         take_own_folder(run, facts)
 
     def take(self, hello: m.Hello) -> None:
@@ -49,7 +54,27 @@ class OwnFolder:
     def drafts(self) -> tuple[int, ...]:
         """Steps that were put here and not committed; `settle` answers it."""
         self._told, self._put = drafts(self._run.where), set()
+        self._turn += 1
         return tuple(sorted({step for step, _ in self._told}))
+
+    def parted(self) -> None:
+        """Rank 0's node is not heard any more: what it commits is not known here."""
+        self._turn += 1
+
+    def when_settled(self, call: Callable[[], None]) -> None:
+        """Call once this folder has what rank 0's node knows to be committed; now, if it has."""
+        self._waiting.append(call)
+        self._go_on()
+
+    def _settled(self, turn: int) -> None:
+        self._settled_at = turn
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._settled_at == self._turn:
+            calls, self._waiting = self._waiting, []
+            for call in calls:
+                call()
 
     def write(self, order: n.Write, images: Sequence[Image], then: Callable[[Exception | None], None]) -> None:
         """Have the images put, and call with why they could not be; not on the loop."""
@@ -78,14 +103,14 @@ class OwnFolder:
         self._run.trickle.meanwhile(lambda: self._run.folder.disk.abandon(step))
 
     def settle(self, order: n.Settle) -> None:
-        """What of the drafts is committed on rank 0's node is so here; the others go."""
+        """What of the drafts is committed on rank 0's node is so here; the others go, where it can say."""
         whole = [manifests.decode_manifest(one, source="a manifest from rank 0's node") for one in order.manifests]
         told, self._told = self._told, []
 
         def settle() -> None:
             for step, folder in told:
-                if step in self._put:
-                    continue  # put anew since
+                if step in self._put or step in order.unsure:
+                    continue  # put anew since, or nobody knows
                 manifest = next((one for one in whole if one.step == step), None)
                 if manifest is not None and ranks_in(folder, manifest):
                     self._run.folder.disk.join(step, folder)
@@ -95,6 +120,8 @@ class OwnFolder:
                     remove_tree(folder)
 
         self._run.trickle.meanwhile(settle)
+        turn = self._turn
+        self._run.trickle.meanwhile(lambda: self._post(lambda: self._settled(turn)))
 
     def _commit(self, manifest: Manifest, *, pin: bool = False, folder: Path | None = None) -> None:
         """The writer's thread."""

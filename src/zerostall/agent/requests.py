@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from zerostall.agent.wish import Wish
@@ -85,10 +86,13 @@ class Requests:
             case m.Find():
                 if (elsewhere := self._elsewhere()) is not None:
                     run.fetches.elsewhere = elsewhere.of_run(run.folder.facts.run, run.world)
-                # What is on its way from a vault will be the newest step.
-                run.undrained.when_none(
-                    lambda: run.fetches.find(client, message, berth.rank, tuple(berth.clean_copies()))
-                )
+
+                def find() -> None:
+                    run.fetches.find(client, message, berth.rank, tuple(berth.clean_copies()))
+
+                # What is on its way from a vault will be the newest step; so may be what was put and not committed here.
+                own = run.outpost.own if run.outpost is not None else None
+                run.undrained.when_none(find if own is None else partial(own.when_settled, find))
             case m.Fetch():
                 wanted = berth.rank if message.rank is None else message.rank
                 client.looks_at.add((wanted, message.step, message.tier))

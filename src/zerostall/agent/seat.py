@@ -7,7 +7,6 @@ the seat commits it when all have said that theirs are there and it sees them it
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import threading
 from dataclasses import dataclass, field
@@ -293,14 +292,16 @@ class Seat:
 
         def look() -> None:
             found: list[bytes] = []
-            try:
-                for step in drafts:
-                    with contextlib.suppress(SnapshotNotFoundError):
-                        found.append(manifests.encode_manifest(disk.manifest(step)))
-            except (ZerostallError, OSError) as error:
-                log.error("%s: what other nodes have put stays as it is: %s", self._run.where, error)
-                return
-            self._post(lambda: node.tell(n.Settle(tuple(found))))
+            unsure: list[int] = []
+            for step in drafts:
+                try:
+                    found.append(manifests.encode_manifest(disk.manifest(step)))
+                except SnapshotNotFoundError:
+                    continue
+                except (ZerostallError, OSError) as error:
+                    log.error("%s: step %d on other nodes stays as it is: %s", self._run.where, step, error)
+                    unsure.append(step)
+            self._post(lambda: node.tell(n.Settle(tuple(found), tuple(unsure))))
 
         self._run.trickle.meanwhile(look)
 

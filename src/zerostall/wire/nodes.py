@@ -176,9 +176,14 @@ class Commit(Message, frozen=True):
 
 
 class Settle(Message, frozen=True):
-    """Of the drafts that `Here` told of, those that these manifests speak of are committed; others never will be."""
+    """Of the drafts that `Here` told of, those that these manifests speak of are committed; others never will be.
+
+    Attributes:
+        unsure: steps of which the seat cannot read the manifest just now: what was put of them stays.
+    """
 
     manifests: tuple[bytes, ...]
+    unsure: tuple[int, ...] = ()
 
 
 class Stored(Message, frozen=True):
