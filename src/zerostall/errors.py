@@ -48,7 +48,7 @@ class StateError(ZerostallError, TypeError):
 
 
 class MismatchError(ZerostallError, ValueError):
-    """What is stored and what is asked for differ. Nothing has been written.
+    """What is stored and what is asked for differ. Nothing of it has been written.
 
     Attributes:
         missing: names asked for and not stored.

@@ -11,7 +11,7 @@ import torch
 import zerostall
 from conftest import stop_agent
 from hand import close_all, visit
-from zerostall.errors import CorruptError
+from zerostall.errors import CorruptError, MismatchError
 from zerostall.wire.channel import peer
 
 
@@ -48,3 +48,31 @@ def test_only_the_chunks_that_hold_it_are_read_and_checked(tmp_path: Path, own_a
     assert "overwritten part of this state" in caught.value.hint
     assert torch.equal(part["small"], small)
     ckpt.close()
+
+
+def test_what_a_damaged_step_has_half_overwritten_is_not_left_so(tmp_path: Path, own_agent: Path) -> None:
+    """The step before it has no tensor of that name, which strict=False lets pass: nobody would see what is in it."""
+    where = tmp_path / "run"
+    known, new = torch.ones(100), torch.full((12_000_000,), 7.0)  # 48 MB: three chunks
+    with zerostall.Checkpointer(where, rng=False, s={"known": known}) as ckpt:
+        ckpt.save(1).wait()
+    with zerostall.Checkpointer(where, rng=False, s={"known": known, "new": new}) as ckpt:
+        ckpt.restore(strict=False)
+        ckpt.save(2).wait()
+    stop_agent(own_agent)
+    image = where / "step-000000000002" / "rank-00000.safetensors"
+    data = bytearray(image.read_bytes())
+    data[40_000_000] ^= 1
+    image.write_bytes(data)
+    target = {"known": torch.zeros(100), "new": torch.zeros(12_000_000)}
+    with zerostall.Checkpointer(where, rng=False, s=target) as ckpt:
+        for only in (None, "s.*"):
+            with pytest.raises(MismatchError, match=r"s\.new\n.*damaged has overwritten part of this") as caught:
+                ckpt.restore(strict=False, only=only)
+            assert caught.value.missing == ("s.new",)
+        # Nor is a step that does not fit said to have left all as it was.
+        with pytest.raises(MismatchError, match=r"s\.new(.|\n)*damaged has overwritten part of this"):
+            ckpt.restore()
+        target["new"].zero_()
+        assert ckpt.restore(step=1, strict=False) == 1
+        assert torch.equal(target["known"], known) and not target["new"].any()

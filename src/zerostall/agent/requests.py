@@ -90,7 +90,7 @@ class Requests:
                 def find() -> None:
                     run.fetches.find(client, message, berth.rank, tuple(berth.clean_copies()))
 
-                # What is on its way from a vault will be the newest step; so may be what was put and not committed here.
+                # The newest step may be on its way from a vault, or put and not committed in this node's folder.
                 own = run.outpost.own if run.outpost is not None else None
                 run.undrained.when_none(find if own is None else partial(own.when_settled, find))
             case m.Fetch():

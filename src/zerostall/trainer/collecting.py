@@ -72,6 +72,7 @@ def collect(source: Source, state: State, request: Request, copy: Copy, label: s
             early = needed if source.world.size > 1 else []
             lent = [(_fetch(source, stack, copy, records[rank], share), share) for rank, share in early]
         with source.world.together(f"restore: {label} is written"):
+            state.about_to_write(landings)
             writing = _Writing(source, pool, copy, label)
             for image, share in lent:
                 writing.begin(stack, image, share)

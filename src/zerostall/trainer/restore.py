@@ -90,6 +90,7 @@ def restore(source: Source, state: State, request: Request) -> Outcome:
     common = _agree(world, copies, request, what)
     damaged = dict(common.left_out)
     _say(where, damaged)
+    state.begin()
     seen = frozenset(common.seen)
     for past in common.ordered:
         several = any(copy.world > 1 for copy in copies if copy.step == past.step)
@@ -315,6 +316,7 @@ def _write(
     tier = copy.tier
     if isinstance(image, Filed):
         if not targets.reads_image:
+            state.about_to_write(targets)
             loading = Loading(pool, devices, plan_of(layout), targets.tensors, targets.entries, image.file)
             loading.begin()
             loading.end()
@@ -327,6 +329,7 @@ def _write(
         check.wait(None)
         if check.bad:
             raise CorruptError(f"{copy.label}: chunk {check.bad[0]} of {len(record.checksums)} fails its checksum")
+    state.about_to_write(targets)
     if targets.entries:
         plan = plan_of(layout)
         if pour(pool, devices, plan, targets.tensors, targets.entries, image, pin=True):

@@ -102,6 +102,10 @@ class Landings:
     gathering: Gathering
     rest: Rest
 
+    def written(self) -> list[Holder]:
+        """Everything whose bytes will be written."""
+        return self.gathering.targets
+
 
 @dataclass(frozen=True, slots=True)
 class Rest:

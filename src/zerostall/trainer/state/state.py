@@ -24,6 +24,7 @@ from zerostall.trainer.state.asked import EVERYTHING, Asked
 from zerostall.trainer.state.assigning import Assignment
 from zerostall.trainer.state.choice import Choice
 from zerostall.trainer.state.dealing import Dealing
+from zerostall.trainer.state.half_written import HalfWritten
 from zerostall.trainer.state.parts import rng as generators_of
 from zerostall.trainer.state.parts.kinds import part_of, root_part
 from zerostall.trainer.state.parts.rng import GeneratorStates
@@ -165,6 +166,7 @@ class State:
         self._surveyed = False
         self._rng = rng
         self.reads = 0
+        self._half = HalfWritten()
         self._before: Values | None = None  # as they were read the time before
         self._user_guards = user_guards
         self._choice = choice if choice is not None else Choice()
@@ -301,19 +303,24 @@ class State:
             ValueError: `only` or `rename` fits nothing.
         """
         walk = self._walk(self._roots)
-
         if asked.meta_to is None or not walk.meta:
-            return returning.aim(walk, stored, asked, rng=self._rng)
+            return self._aimed(walk, stored, asked)
         assignment = Assignment(asked.meta_to)
         assignment.give(walk.meta)
         try:
-            targets = returning.aim(self._walk(self._roots), stored, asked, rng=self._rng)
+            targets = self._aimed(self._walk(self._roots), stored, asked)
         except BaseException:
             assignment.take_back()
             raise
         if left := assignment.take_back(keep=targets.written()):
             targets.rest.aim.warnings.append("still on the meta device, for they are not stored: " + ", ".join(left))
         return targets
+
+    def _aimed(self, walk: Walk, stored: Stored, asked: Asked) -> Targets:
+        with self._half.comparing():
+            found = returning.aim(walk, stored, asked, rng=self._rng)
+            self._half.refuse(found.rest)
+        return found
 
     def meet(self, images: Images, asked: Asked = EVERYTHING) -> Meeting:
         """Compare a step that several ranks stored with what is here.
@@ -348,7 +355,18 @@ class State:
             MismatchError: as `targets`.
             CorruptError: a part of a tensor that is wanted is stored nowhere.
         """
-        return returning.land(met, unexpected, rng=self._rng)
+        with self._half.comparing():
+            found = returning.land(met, unexpected, rng=self._rng)
+            self._half.refuse(found.rest)
+        return found
+
+    def begin(self) -> None:
+        """A restore begins: what became of the one before it the user has been told."""
+        self._half = HalfWritten()
+
+    def about_to_write(self, to: Targets | Landings) -> None:
+        """Bytes go there from now on. Where that fails, another step must fill all of it."""
+        self._half.add(to.written())
 
     def finish(self, landings: Landings) -> RestoreReport:
         """Put back all that is not written byte by byte; every byte has landed."""
