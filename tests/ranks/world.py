@@ -43,11 +43,16 @@ class Ranks:
         """What each rank said, once all have ended well."""
         for rank, child in enumerate(self.rank):
             code = child.wait(300)
-            assert code == 0, f"rank {rank} ended with {code}:\n{child.printed()}"
+            assert code == 0, f"rank {rank} ended with {code}\n{self.report()}"
         return [self.said(rank) for rank in range(self.size)]
 
     def said(self, rank: int) -> str:
         return self.rank[rank].printed()
+
+    def report(self) -> str:
+        """What became of each of them: the one that failed first is rarely the one that is noticed first."""
+        ends = [f"with {child.code}" if child.ended() else "not yet" for child in self.rank]
+        return "\n".join(f"-- rank {rank}, ended {end}:\n{self.said(rank)}" for rank, end in enumerate(ends))
 
     def kill(self) -> None:
         """All at once, as a machine does."""
