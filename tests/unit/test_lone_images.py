@@ -59,8 +59,11 @@ def test_what_is_put_is_found_again_checked_and_evicted(tmp_path: Path) -> None:
         images.get(replica_of(again), images.open(replica_of(again)), target.address)
     with pytest.raises(CorruptError, match="is not the record that was stored"):
         images.open(replica)
-    images.evict(5)
+    images.evict(5, replica)  # what was put in its place meanwhile stays
+    assert images.replicas() == [replica_of(again)]
+    images.evict(5, replica_of(again))
     assert images.replicas() == [] and not file.exists()
+    images.evict(5, replica)
     with pytest.raises(SnapshotNotFoundError):
         images.open(replica)
 

@@ -1,12 +1,21 @@
-"""Whether ranks pass on what they read: what is measured decides."""
+"""Whether ranks pass on what they read: what is measured decides. No rank goes away without a word to the others."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from zerostall.core import passing
+from zerostall.errors import CapacityError
+from zerostall.trainer.exchange import filling
+from zerostall.trainer.file_loads import File
 
 
 @pytest.mark.parametrize(
@@ -29,3 +38,32 @@ def test_the_choice(ranks: int, read: float, passed: float, together: bool) -> N
 def test_it_is_the_one_that_takes_less(ranks: int, nbytes: int, read: float, passed: float) -> None:
     times = {True: max(read, passed), False: ranks * read}
     assert times[passing.choose(ranks, nbytes, read, passed).together] == min(times.values())
+
+
+def test_a_rank_that_cannot_even_begin_to_read_tells_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait for it in a collective."""
+
+    class ToldError(Exception):
+        pass
+
+    def agree(problem: str, *_: object) -> None:
+        if problem:
+            raise ToldError(problem)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise CapacityError("the device has no memory")
+
+    monkeypatch.setattr(filling, "dist", SimpleNamespace(get_rank=lambda _: 0, get_world_size=lambda _: 2))
+    monkeypatch.setattr(filling, "agree", agree)
+    monkeypatch.setattr(filling.file_loads, "begin", refuse)
+    path = tmp_path / "file"
+    path.write_bytes(bytes(8192))
+    fd = os.open(path, os.O_RDONLY)
+    place = filling.Place(0, torch.zeros(8192, dtype=torch.uint8))
+    try:
+        with pytest.raises(ToldError, match="the device has no memory"):
+            filling.fill([(File(fd, path, 8192), [place])], torch.device("cpu"), cast("Any", object()))
+    finally:
+        os.close(fd)

@@ -37,3 +37,20 @@ def test_nothing_of_a_step_gets_into_the_one_that_has_taken_its_place(tmp_path: 
     vouching.write_again(disk, manifest_of(new.record))
     assert disk.open(3, 0).record == new.record
     pool.close()
+
+
+def test_whose_images_are_here_is_seen_where_the_file_that_says_so_is_damaged(tmp_path: Path) -> None:
+    """Else the step would be lost on all nodes for the smallest of its files."""
+    pool = native.Pool("test", 1)
+    disk = DiskTier(tmp_path / "run", pool)
+    mine, others = HandMade(LAYOUT, 3, world=2), HandMade(LAYOUT, 3, rank=1, world=2)
+    disk.put(mine.image)
+    disk.commit(manifest_of(mine.record, others.record), here=[0])
+    file = tmp_path / "run/step-000000000003/ranks.json"
+    for data in (b"", b"{", file.read_bytes().replace(b"[0]", b"[1]")):
+        file.write_bytes(data)
+        assert disk.here(3) == {0}
+        assert disk.open(3, 0).record == mine.record
+        with pytest.raises(SnapshotNotFoundError, match="another node's disk"):
+            disk.open(3, 1)
+    pool.close()

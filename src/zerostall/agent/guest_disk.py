@@ -219,9 +219,9 @@ class GuestDisk:
 
     def _drop(self, lodging: Lodging, pasts: Set[Past]) -> None:
         for past in pasts & lodging.stored.keys():
-            del lodging.stored[past]
+            replica = lodging.stored.pop(past)
             lodging.ours.discard(past)
-            self._writer.submit(lambda step=past.step: lodging.images.evict(step))
+            self._writer.submit(lambda one=replica: lodging.images.evict(one.step, one))
 
     def _images(self, image: ImageId) -> LoneImages:
         return LoneImages(self._folder / image.run / f"rank-{image.rank:05d}", self._pool)

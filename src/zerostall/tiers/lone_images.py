@@ -118,8 +118,17 @@ class LoneImages:
         path = self._folder(replica.step) / names.image_file(replica.rank)
         read_image(path, stored.record, address, threads=self._threads, direct=True, chunks=chunks)
 
-    def evict(self, step: int) -> None:
+    def evict(self, step: int, only: Replica | None = None) -> None:
+        """Remove the step's image; that very one, where it is named, and no other that has come in its place."""
         folder = self._folder(step)
+        if only is not None:
+            try:
+                if self._replica(folder) != only:
+                    return
+            except SnapshotNotFoundError:
+                return
+            except FormatError:
+                pass  # damaged: nobody can use it
         if folder.exists() and discard(folder / names.REPLICA):
             remove_tree(folder)
 

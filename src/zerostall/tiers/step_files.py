@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from zerostall.core import disks
 from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
-from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError
+from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, VersionError
+from zerostall.telemetry import say_once
 from zerostall.tiers import kept, readings
 from zerostall.tiers.files import read_file
 
@@ -99,6 +100,13 @@ class StepFiles:
             return frozenset(disks.decode_ranks_here(read_file(path), source=str(path)).ranks)
         except FileNotFoundError:
             return None
+        except VersionError:
+            raise
+        except FormatError as damage:
+            # What is here tells as well; an image that is lost counts as another node's then, and is looked for there.
+            say_once(f"ranks:{path}", "%s; the records beside it say whose images are here", damage.args[0])
+            ranks = (names.parse_record(entry.name) for entry in path.parent.iterdir())
+            return frozenset(rank for rank in ranks if rank is not None)
 
     def image(self, step: int, rank: int) -> Path:
         """The file of a rank's image of a committed step, which need not be there."""

@@ -74,12 +74,15 @@ def fill(
             return
         assert group is not None
         rounds = [shares[first : first + size] for first in range(0, len(shares), size)]
-        begun = time.perf_counter()
+        begun, refused = time.perf_counter(), ""
         for number, turn in enumerate([*rounds, []]):  # one round is read while the one before is passed on
-            problem = reader.problem() if number else ""
+            problem = refused or (reader.problem() if number else "")
             read_seconds = time.perf_counter() - begun
             if rank < len(turn) and not problem:
-                reader.begin(turn[rank])
+                try:
+                    reader.begin(turn[rank])
+                except (ZerostallError, OSError) as error:  # the others, which wait for this rank, are told next
+                    refused = f"{type(error).__name__}: {error}"
             if not number:
                 continue
             agree(problem, device, group)
