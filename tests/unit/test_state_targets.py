@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import mmap
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from state_trip import load, restore, same, save
+from state_trip import Saved, load, restore, same, save
 from zerostall.errors import MismatchError
-from zerostall.trainer.state import pages
+from zerostall.trainer.state import RestoreReport, State, pages, writes
+from zerostall.trainer.state.stored_step import Images
 
 
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
@@ -90,3 +92,29 @@ def test_an_array_that_repeats_itself_is_stored_once() -> None:
     target = {"a": np.zeros((500, 3))}
     restore(saved, s=target)
     assert np.array_equal(target["a"], state["a"])
+
+
+def gathered(saved: Saved, **roots: object) -> RestoreReport:
+    """Restore as of several ranks, each tensor's bytes in any order."""
+    state = State(roots, rng=False)
+    met = state.meet(Images.of([saved.stored]))
+    landings = state.landings(met, met.match.unexpected)
+    image = torch.frombuffer(saved.image, dtype=torch.uint8)
+    for share in landings.gathering.shares.values():
+        for offset, nbytes, target in reversed(share.runs):
+            assert isinstance(target, torch.Tensor)
+            data = image[offset : offset + nbytes].clone()
+            writes.copy_into(target, data.view(target.dtype).view(target.shape))
+        share.pour(image)
+    return state.finish(landings)
+
+
+@pytest.mark.parametrize("how", [restore, gathered], ids=["of one rank", "of several"])
+def test_targets_that_share_memory_and_were_stored_apart_are_told(how: Callable[..., RestoreReport]) -> None:
+    """The one that covers the others decides; of two that overlap, the one behind."""
+    state = {"x": torch.arange(10.0), "y": torch.arange(4.0), "z": torch.arange(8.0), "u": torch.arange(6.0) - 30}
+    memory = torch.zeros(14)
+    target = {"x": memory[:10], "y": memory[2:6], "z": memory[:8], "u": memory[8:14]}
+    report = how(save(s=state), s=target)
+    assert report.warnings == ("s.y was stored with other bytes than the tensor whose memory it shares here",)
+    assert torch.equal(memory[:8], state["x"][:8]) and torch.equal(memory[8:], state["u"])

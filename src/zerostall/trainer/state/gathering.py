@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from zerostall.core.pieces import Piece, Whole
     from zerostall.core.reshard import Read
     from zerostall.trainer.state.stored_step import StoredStep
-    from zerostall.trainer.state.tensors import Holder
+    from zerostall.trainer.state.tensors import Geometry, Holder
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,20 @@ class Share:
         (self.boxes if read.run() is None else self._single).append((read, target))
 
 
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """A box whose target lies over another's: it is read into memory of its own first.
+
+    Attributes:
+        covered: the other target decides, this one is only compared with it.
+    """
+
+    name: str
+    target: Holder
+    read: torch.Tensor
+    covered: bool
+
+
 @dataclass(slots=True)
 class Gathering:
     """What is read of all images.
@@ -102,15 +116,25 @@ class Gathering:
     Attributes:
         shares: rank -> what is read of its image.
         targets: every tensor that is written into.
+        overlaps: what is copied, or compared, when all else is there.
         refused: name -> why its target cannot be written.
     """
 
     shares: dict[int, Share] = field(default_factory=dict)
     targets: list[Holder] = field(default_factory=list)
+    overlaps: list[Overlap] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
 
     def share(self, rank: int) -> Share:
         return self.shares.setdefault(rank, Share())
+
+    def settle(self) -> list[str]:
+        """All bytes are there: copy what lies over another, one after the other. What the user is to be told."""
+        for overlap in self.overlaps:
+            if not overlap.covered:
+                writes.copy_into(overlap.target, overlap.read)
+        covered = [overlap for overlap in self.overlaps if overlap.covered]
+        return [writes.contradiction(one.name) for one in covered if not writes.alike(one.target, one.read)]
 
 
 def plan(step: StoredStep, pairs: Iterable[tuple[str, Holder]]) -> Gathering:
@@ -119,24 +143,32 @@ def plan(step: StoredStep, pairs: Iterable[tuple[str, Holder]]) -> Gathering:
     CorruptError, naming the tensor and the box, where a part of it is stored nowhere.
     """
     found = Gathering()
-    written: set[object] = set()
+    written: set[tuple[Geometry, str]] = set()
+    overlaps: dict[int, list[Overlap]] = {}
+    filled: list[tuple[str, Whole, Holder]] = []
     for name, holder in pairs:
         view = step.state.views.get(name)
         whole = step.wholes[name if view is None else view.base]
         found.targets.append(holder)
         if view is not None and not _is_all(view, whole):
             _look(found, name, view, whole, holder)
-            continue
-        if writes.repeats(holder):
+        elif writes.repeats(holder):
             found.refused[name] = writes.EXPANDED
-            continue
+        elif (where := tensors.geometry(holder), whole.name) not in written:  # else two names of one memory
+            written.add((where, whole.name))
+            filled.append((name, whole, holder))
+    over = writes.overlaps((tensors.geometry(holder), number) for number, (_, _, holder) in enumerate(filled))
+    for number, (name, whole, holder) in enumerate(filled):
         for box, target in sharded.parts(name, holder):
-            where = tensors.geometry(target)
-            if where in written and 0 not in where.shape:
-                continue  # two names of one memory
-            written.add(where)
+            goal = target
+            if number in over:
+                goal = torch.empty(
+                    box.shape, dtype=tensors.torch_dtype(whole.dtype), device=writes.as_tensor(target).device
+                )
+                overlaps.setdefault(number, []).append(Overlap(name, target, goal, over[number]))
             for read in reshard.reads(whole, box):
-                found.share(read.piece.rank).add(read, tensors.part_of(target, read.target))
+                found.share(read.piece.rank).add(read, tensors.part_of(goal, read.target))
+    found.overlaps += [one for number in over for one in overlaps.get(number, ())]
     for share in found.shares.values():
         share.sort()
     return found

@@ -264,9 +264,7 @@ def accept(targets: Targets, image: memoryview) -> RestoreReport:
         for view, holder in targets.views:
             writes.copy_into(holder, writes.read_view(targets.stored, data, view))
         for name in writes.contradictions(targets.stored, targets.writes, data):
-            targets.rest.aim.warnings.append(
-                f"{name} was stored with other bytes than the tensor whose memory it shares here"
-            )
+            targets.rest.aim.warnings.append(writes.contradiction(name))
     return finish(targets.rest, targets.tensors)
 
 

@@ -370,6 +370,7 @@ class State:
 
     def finish(self, landings: Landings) -> RestoreReport:
         """Put back all that is not written byte by byte; every byte has landed."""
+        landings.rest.aim.warnings.extend(landings.gathering.settle())
         return returning.finish(landings.rest, landings.gathering.targets)
 
     def accept(self, targets: Targets, image: memoryview) -> RestoreReport:

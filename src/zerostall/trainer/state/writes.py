@@ -180,35 +180,49 @@ def narrowed(view: View) -> View:
     return View(view.name, view.base, view.dtype, shape, mended, view.start)
 
 
-def _part_overlaps(stored: StoredState, writes: Writes) -> None:
-    """Take every target that overlaps another out of those written in parallel."""
-    placed: dict[int, list[tuple[Geometry, int]]] = {}
-    for index, holder in writes.targets.items():
-        where = tensors.geometry(holder)
+def overlaps(placed: Iterable[tuple[Geometry, int]]) -> dict[int, bool]:
+    """Which targets, by number, lie over another; and whether the other covers all of it, so that it is only compared.
+
+    No two of the rest do. In the order in which they are to be copied.
+    """
+    found: dict[int, bool] = {}
+    groups: dict[int, list[tuple[Geometry, int]]] = {}
+    for where, number in placed:
         if 0 not in where.shape:
-            placed.setdefault(where.storage, []).append((where, index))
-    for group in placed.values():
+            groups.setdefault(where.storage, []).append((where, number))
+    for group in groups.values():
         if len(group) == 1:
             continue
         group.sort(key=lambda item: (item[0].start, -item[0].stop))
         widest: Geometry | None = None
-        for where, index in group:
+        for where, number in group:
             if widest is None or where.start >= widest.stop:
                 widest = where
                 continue
-            pair = (entry_view(stored.layout.entries[index]), writes.targets.pop(index))
-            if where == widest or (widest.contiguous and where.stop <= widest.stop):
-                writes.shared.append(pair)
-            else:
-                writes.copies.append(pair)
-                if where.stop > widest.stop:
-                    widest = where
+            found[number] = where == widest or (widest.contiguous and where.stop <= widest.stop)
+            if not found[number] and where.stop > widest.stop:
+                widest = where
+    return found
+
+
+def _part_overlaps(stored: StoredState, writes: Writes) -> None:
+    """Take every target that overlaps another out of those written in parallel."""
+    placed = ((tensors.geometry(holder), index) for index, holder in writes.targets.items())
+    for index, covered in overlaps(placed).items():
+        pair = (entry_view(stored.layout.entries[index]), writes.targets.pop(index))
+        (writes.shared if covered else writes.copies).append(pair)
+
+
+def contradiction(name: str) -> str:
+    """What the user is told of a tensor that another one decides."""
+    return f"{name} was stored with other bytes than the tensor whose memory it shares here"
+
+
+def alike(target: Holder, source: torch.Tensor) -> bool:
+    """Return whether two tensors of one type have the same bits."""
+    return torch.equal(as_bits(as_tensor(target)).cpu(), as_bits(source).cpu())
 
 
 def contradictions(stored: StoredState, writes: Writes, image: torch.Tensor) -> list[str]:
     """Name what was stored separately, with other bytes, for targets that share their memory."""
-    return [
-        view.name
-        for view, holder in writes.shared
-        if not torch.equal(as_bits(as_tensor(holder)).cpu(), as_bits(read_view(stored, image, view)))
-    ]
+    return [view.name for view, holder in writes.shared if not alike(holder, read_view(stored, image, view))]
