@@ -9,7 +9,7 @@ from zerostall.core import own, pieces, values
 from zerostall.core.kinds import kinds
 from zerostall.core.layout import Layout, Shard, View
 from zerostall.core.manifest import Record
-from zerostall.errors import StateError
+from zerostall.errors import FormatError, StateError
 
 WORLD = 3
 DISTINCT = "[=distinct]"
@@ -102,3 +102,13 @@ def test_names_for_layouts_and_for_steps() -> None:
     assert own.named_for(name + DISTINCT, 3) == f"m.a[=rank 3]{DISTINCT}"
     assert own.named_for("m.a", 3) == "m.a" and own.bare("m.a") == "m.a"
     assert own.owner(own.named_for(name, 12)) == ("m.a", 12) and own.owner("m.a") == ("m.a", None)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_what_would_be_one_ranks_own_twice_is_refused(first: int) -> None:
+    """Files made to do harm: one layout says it in the words of version 1, another in those of version 3."""
+    mine = layouts.build([Shard.whole("m.w[=own]", "int8", (2,))])
+    theirs = layouts.build([Shard.whole(f"m.w[=rank {first}]", "int8", (first + 2,))])
+    ranks = [mine, theirs] if first == 0 else [theirs, mine]
+    with pytest.raises(FormatError, match=r"m\.w\[=rank \d\] is stored twice"):
+        pieces.gather(ranks)

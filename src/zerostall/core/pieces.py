@@ -169,6 +169,8 @@ def gathered(found: Iterable[Kind], owners: Collection[int] | None = None) -> Pi
             if marked and is_own(entry.name):
                 for rank in mine:
                     name = named_for(entry.name, rank)
+                    if name in wholes:
+                        raise FormatError(f"{name} is stored twice, once more on rank {rank}")
                     wholes[name] = Whole.of(rank, name, entry)
                 continue
             name = untiled(entry.name)
@@ -176,6 +178,8 @@ def gathered(found: Iterable[Kind], owners: Collection[int] | None = None) -> Pi
             if whole is None:
                 whole = wholes[name] = Whole(name, entry.dtype, entry.global_shape)
                 told[name] = kind.ranks[0]
+            elif name not in told:
+                raise FormatError(f"{name} is stored twice, once more on rank {kind.ranks[0]}")
             elif (whole.dtype, whole.shape) != (entry.dtype, entry.global_shape):
                 raise FormatError(
                     f"{name} is {whole.dtype} {whole.shape} on rank {told[name]} "
