@@ -7,6 +7,7 @@
 
 #include "crc32c.hpp"
 #include "error.hpp"
+#include "huge_pages.hpp"
 #include "patterns.hpp"
 #include "peer.hpp"
 #include "pinned.hpp"
@@ -84,6 +85,12 @@ void bind_segments(nb::module_& m) {
       .def_prop_ro("address",
                    [](const zs::Segment& s) { return reinterpret_cast<uint64_t>(s.mapping()->data()); })
       .def_prop_ro("nbytes", &zs::Segment::nbytes)
+      .def_prop_ro(
+          "huge",
+          [](const zs::Segment& s) {
+            return zs::PageTable().kind(s.mapping()->data(), s.nbytes()) == zs::PageTable::Kind::huge;
+          },
+          "Whether its memory is known to lie on huge pages, but for less than one at its end.")
       .def("fileno", &zs::Segment::fileno)
       .def("close", &zs::Segment::close, nogil(),
            "Let go of the memory. Views that still live keep it mapped.")

@@ -22,6 +22,7 @@ class File {
   File& operator=(const File&) = delete;
   ~File();
 
+  bool direct() const { return direct_.load(); }
   uint64_t size() const;
   void reserve(
       uint64_t nbytes);  // room for so much, with direct I/O only; a full disk is known before the first byte

@@ -18,7 +18,7 @@ Pinned::Pinned(std::shared_ptr<cuda::Context> context, const Mapping& mapping, u
     for (uint64_t at = offset; at < end; at += stretch) {
       std::byte* const data = mapping.data() + at;
       const uint64_t size = std::min(stretch, end - at);
-      const bool touched = mapping.populate(threads, at, size);
+      const bool touched = mapping.populate(threads, false, at, size);
       if (registered.valid()) registered.get();
       if (!touched) throw Error(Kind::capacity, "the kernel has not enough pages for the segment");
       registered = std::async(std::launch::async, [this, data, size] { add(data, size); });

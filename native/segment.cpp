@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "error.hpp"
+#include "huge_pages.hpp"
 #include "memory.hpp"
 
 #ifndef MADV_POPULATE_WRITE
@@ -25,7 +26,6 @@ namespace {
 
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 constexpr uint64_t kPage = 4096;
-constexpr uint64_t kHugePage = 2 << 20;
 constexpr uint64_t kStretch = 32 << 20;  // populated in one call
 
 void touch(std::byte* data, uint64_t nbytes) {
@@ -41,10 +41,17 @@ unsigned default_threads() {
 }  // namespace
 
 Mapping::Mapping(int fd, uint64_t nbytes) : nbytes_(nbytes) {
-  void* data = ::mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (data == MAP_FAILED)
+  void* room = ::mmap(nullptr, nbytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (room == MAP_FAILED)
     throw system_error(Kind::capacity, "cannot map " + std::to_string(nbytes) + " bytes", errno);
-  data_ = static_cast<std::byte*>(data);
+  before_ = -reinterpret_cast<uintptr_t>(room) % kHugePage;
+  after_ = kHugePage - before_;
+  data_ = static_cast<std::byte*>(room) + before_;
+  if (::mmap(data_, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+    const int number = errno;
+    ::munmap(room, nbytes + kHugePage);
+    throw system_error(Kind::capacity, "cannot map " + std::to_string(nbytes) + " bytes", number);
+  }
   ::madvise(data_, nbytes_, MADV_HUGEPAGE);  // where the system allows it; nothing depends on it
 }
 
@@ -64,15 +71,17 @@ Mapping::~Mapping() {
   ::munmap(data_ - before_, before_ + nbytes_ + after_);
 }
 
-bool Mapping::populate(unsigned threads, uint64_t offset, uint64_t nbytes) const {
+bool Mapping::populate(unsigned threads, bool huge, uint64_t offset, uint64_t nbytes) const {
   nbytes = std::min(nbytes, nbytes_ - offset);
   const uint64_t stretches = (nbytes + kStretch - 1) / kStretch;
   std::atomic<uint64_t> next{0};
-  std::atomic<bool> good{true};
+  std::atomic<bool> good{true}, huge_left{huge};
   const auto work = [&] {
     for (uint64_t k; good.load() && (k = next.fetch_add(1)) < stretches;) {
       std::byte* const begin = data_ + offset + k * kStretch;
       const uint64_t n = std::min(kStretch, nbytes - k * kStretch);
+      // Where they have run out, looking for more only takes time.
+      if (huge_left.load() && !make_huge_pages(begin, n)) huge_left.store(false);
       while (::madvise(begin, n, MADV_POPULATE_WRITE) != 0) {
         if (errno == EINTR || errno == EAGAIN) continue;
         if (errno == EINVAL)  // a kernel before 5.14
@@ -112,7 +121,8 @@ Segment::Segment(const std::string& name, uint64_t nbytes, bool populate) : nbyt
     if (::madvise(mapping_->data(), kPage, MADV_POPULATE_WRITE) != 0 && errno == EINVAL &&
         ::fallocate(fd_, 0, 0, static_cast<off_t>(nbytes)) != 0)
       throw refuse("the kernel has not so many pages");
-    if (populate && !mapping_->populate(default_threads())) throw refuse("the kernel has not so many pages");
+    if (populate && !mapping_->populate(default_threads(), true))
+      throw refuse("the kernel has not so many pages");
     if (::fcntl(fd_, F_ADD_SEALS, kSeals) != 0)
       throw system_error(Kind::capability, "cannot seal shared memory", errno);
   } catch (...) {

@@ -10,7 +10,7 @@ namespace zs {
 // A run of mapped memory; unmapped when nobody holds it any more.
 class Mapping {
  public:
-  Mapping(int fd, uint64_t nbytes);
+  Mapping(int fd, uint64_t nbytes);  // shared; begins where a huge page may
   // Of this process alone, in huge pages where there are some: a disk's request holds only so many pages, and
   // with small ones a block of a few MiB is many requests. Begins at the first byte of a huge page.
   explicit Mapping(uint64_t nbytes);
@@ -19,8 +19,10 @@ class Mapping {
   ~Mapping();
   std::byte* data() const { return data_; }
   uint64_t nbytes() const { return nbytes_; }
-  // Touches `nbytes` from `offset` on, all by default. False: the memory cannot be had.
-  bool populate(unsigned threads, uint64_t offset = 0, uint64_t nbytes = UINT64_MAX) const;
+  // Touches `nbytes` from `offset` on, all by default. False: the memory cannot be had. With `huge`, of
+  // memory that nobody has touched yet, as much as can be comes in huge pages, though the system may give
+  // shared memory none by itself: less to enter into tables, and few, large requests to a disk.
+  bool populate(unsigned threads, bool huge = false, uint64_t offset = 0, uint64_t nbytes = UINT64_MAX) const;
   // Something that must go before the memory is unmapped: its registration with a device.
   void attach(std::shared_ptr<void> guest) { guest_ = std::move(guest); }
   bool has_guest() const { return guest_ != nullptr; }

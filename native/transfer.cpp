@@ -33,6 +33,14 @@ void Transfer::only(const std::vector<uint64_t>& chunks) {
   }
 }
 
+bool Transfer::in_place(const Checks::Block& block, bool fresh) const {
+  std::byte* const place = image_ + block.offset;
+  if (!file_.direct() || reinterpret_cast<uintptr_t>(place) % File::kAlign != 0) return false;
+  const PageTable::Kind kind = pages_.kind(place, block.nbytes);
+  return kind == PageTable::Kind::huge ||
+         (fresh && kind == PageTable::Kind::untouched && make_huge_pages(place, block.nbytes));
+}
+
 std::shared_ptr<FileWrite> FileWrite::begin(const Pool& pool, int fd, const std::byte* image, uint64_t nbytes,
                                             uint64_t chunk_bytes, std::vector<uint32_t> checksums,
                                             bool direct, const std::optional<std::vector<uint64_t>>& only) {
@@ -49,17 +57,26 @@ void FileWrite::work(uint64_t index) {
   const Checks::Block block = checks_->block(index);
   if (!wanted(block.chunk)) return;
   if (block.offset == block.chunk * checks_->chunk_bytes()) failpoint("file-write", block.chunk);
-  std::optional<Blocks::Lease> lease;
-  if (blocks_) lease.emplace(*blocks_);
-  const std::byte* const bytes = lease ? lease->held : image_ + block.offset;
-  const uint32_t checksum =
-      lease ? crc32c_copy(lease->held, image_ + block.offset, block.nbytes) : crc32c(bytes, block.nbytes);
+  const std::byte* const place = image_ + block.offset;
+  if (all() && blocks_ && in_place(block, false)) {
+    file_.write(place, block.nbytes, block.offset);
+    check(index, block, crc32c(place, block.nbytes));
+  } else if (blocks_) {
+    const Blocks::Lease lease(*blocks_);
+    check(index, block, crc32c_copy(lease.held, place, block.nbytes));
+    file_.write(lease.held, block.nbytes, block.offset);
+  } else {
+    check(index, block, crc32c(place, block.nbytes));
+    file_.write(place, block.nbytes, block.offset);
+  }
+  add_progress(block.nbytes);
+}
+
+void FileWrite::check(uint64_t index, const Checks::Block& block, uint32_t checksum) {
   if (checks_->record(index, checksum) == Checks::Verdict::bad)
     throw Error(Kind::corrupt,
                 "chunk " + std::to_string(block.chunk) +
                     " of the image in memory fails its checksum: it changed after it was captured");
-  file_.write(bytes, block.nbytes, block.offset);
-  add_progress(block.nbytes);
 }
 
 void FileWrite::close(bool whole) {
@@ -81,7 +98,7 @@ void FileRead::work(uint64_t index) {
   const Checks::Block block = checks_->block(index);
   if (!wanted(block.chunk)) return;
   std::optional<Blocks::Lease> lease;
-  if (blocks_) lease.emplace(*blocks_);
+  if (blocks_ && !in_place(block, true)) lease.emplace(*blocks_);
   std::byte* const bytes = lease ? lease->held : image_ + block.offset;
   if (file_.read(bytes, block.nbytes, block.offset))
     checks_->record(

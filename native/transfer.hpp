@@ -10,13 +10,14 @@
 #include "blocks.hpp"
 #include "checks.hpp"
 #include "file.hpp"
+#include "huge_pages.hpp"
 #include "pool.hpp"
 
 namespace zs {
 
 // What both ways have in common. A unit is a block of the image; as many are under way as the pool has
-// threads. It is copied on the way, in the pass that checks it: what is written is what was checked, and
-// small pages of shared memory do not become small requests to the disk.
+// threads. From and to huge pages it moves as it is. Else it is copied on the way, in the pass that checks
+// it: small pages of shared memory would become small requests to the disk.
 class Transfer : public Job {
  public:
   std::optional<std::string> fell_back() const { return file_.fell_back(); }
@@ -26,16 +27,23 @@ class Transfer : public Job {
   std::byte* const image_;
   void only(const std::vector<uint64_t>& chunks);  // the others' blocks are left; before start
   bool wanted(uint64_t chunk) const { return wanted_.empty() || wanted_[chunk]; }
+  bool all() const { return wanted_.empty(); }
+  // Whether the disk may take the block from, or bring it to, where it belongs. `fresh`: huge pages are made
+  // for it if nobody has touched the memory yet.
+  bool in_place(const Checks::Block& block, bool fresh) const;
   const std::unique_ptr<Checks> checks_;
   File file_;
   std::optional<Blocks> blocks_;  // none for an image of less than a block
 
  private:
   std::vector<bool> wanted_;  // by chunk; empty: all
+  const PageTable pages_;
 };
 
-// A chunk of the image that fails its checksum fails the job: CorruptError. Sets the file's size; syncs
-// nothing. With `only`, no chunk but these is written, and what the file has of the others stays.
+// A chunk of the image that fails its checksum fails the job: CorruptError, and the file is good for nothing.
+// What goes from where it lies is checked once it is written, so that nothing that changed before goes
+// unseen. Sets the file's size; syncs nothing. With `only`, no chunk but these is written, none before it is
+// checked, and what the file has of the others stays.
 class FileWrite final : public Transfer {
  public:
   static std::shared_ptr<FileWrite> begin(const Pool& pool, int fd, const std::byte* image, uint64_t nbytes,
@@ -48,11 +56,12 @@ class FileWrite final : public Transfer {
 
  private:
   using Transfer::Transfer;
+  void check(uint64_t index, const Checks::Block& block, uint32_t checksum);
   std::once_flag reserved_;
 };
 
 // Chunks that fail their checksum or are not there are told by bad(); they do not fail the job. With `only`,
-// no chunk but these is read.
+// no chunk but these is read. Memory that nobody has touched yet gets huge pages, where there are some.
 class FileRead final : public Transfer {
  public:
   static std::shared_ptr<FileRead> begin(const Pool& pool, int fd, std::byte* image, uint64_t nbytes,

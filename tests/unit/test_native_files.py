@@ -286,3 +286,57 @@ def test_only_the_chunks_that_are_asked_for_are_read(tmp_path: Path) -> None:
     assert bytes(view[4096:8192]) == data[4096:8192] and bytes(view[last:]) == data[last:]
     assert not any(view[:4096]) and not any(view[8192:last])
     pool.close()
+
+
+LARGE = 4 << 20
+
+
+def memory_of(pages: str, nbytes: int) -> Segment:
+    """Shared memory on huge pages, on such as the system gives by itself, or that nobody has touched yet."""
+    segment = Segment("test-io", nbytes, populate=pages == "huge")
+    if pages == "the system's":
+        segment.touch(1)
+    if pages == "huge" and not segment.huge:
+        pytest.skip("shared memory has no huge pages here")
+    return segment
+
+
+@pytest.mark.parametrize("pages", ["huge", "the system's", "untouched"])
+def test_an_image_goes_to_disk_and_back_whatever_pages_it_lies_on(pool: Pool, tmp_path: Path, pages: str) -> None:
+    image = image_of(3 * LARGE + 4097)
+    checksums = checksums_of(image, LARGE)
+    source, target = memory_of("huge" if pages == "untouched" else pages, len(image)), memory_of(pages, len(image))
+    source.view(0, len(image))[:] = image
+    with (tmp_path / "image").open("w+b") as file:
+        common = {"chunk_bytes": LARGE, "checksums": checksums, "direct": True}
+        assert FileWrite(pool, file.fileno(), source.address, len(image), **common).wait(60)
+        assert (tmp_path / "image").read_bytes() == image
+        read = FileRead(pool, file.fileno(), target.address, len(image), **common)
+        assert read.wait(60)
+        assert read.bad == []
+        assert bytes(target.view(0, len(image))) == image
+        for damaged in (LARGE + 17, len(image) - 1):
+            os.pwrite(file.fileno(), bytes([image[damaged] ^ 1]), damaged)
+        read = FileRead(pool, file.fileno(), target.address, len(image), **common)
+        assert read.wait(60)
+        assert read.bad == [1, 3]
+
+
+@pytest.mark.parametrize("pages", ["huge", "the system's"])
+def test_memory_that_changed_is_not_written_as_if_it_had_not(pool: Pool, tmp_path: Path, pages: str) -> None:
+    image = image_of(2 * LARGE)
+    source = memory_of(pages, len(image))
+    source.view(0, len(image))[:] = image
+    source.view(LARGE, 1)[0] ^= 1
+    with (tmp_path / "image").open("w+b") as file:
+        common = {"chunk_bytes": LARGE, "checksums": checksums_of(image, LARGE), "direct": True}
+        job = FileWrite(pool, file.fileno(), source.address, len(image), **common)
+        with pytest.raises(CorruptError, match="chunk 1 of the image in memory"):
+            job.wait(60)
+        file.truncate(0)
+        file.write(image)
+        file.flush()
+        job = FileWrite(pool, file.fileno(), source.address, len(image), only=[1], **common)
+        with pytest.raises(CorruptError, match="chunk 1 of the image in memory"):
+            job.wait(60)
+    assert (tmp_path / "image").read_bytes() == image  # what is to be put in place of something is checked first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import mmap
@@ -26,7 +27,7 @@ from zerostall.cli.agent import ask_status
 from zerostall.cli.arguments import Json
 from zerostall.cli.output import emit_json, emit_table, size
 from zerostall.core import gds, vaults
-from zerostall.errors import ZerostallError
+from zerostall.errors import CapacityError, ZerostallError
 from zerostall.flow import straight
 from zerostall.native.topology import topology
 from zerostall.tiers.files import real
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 Verdict = Literal["yes", "limited", "no"]
 _SHMEM_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 _CRC_BYTES = 16 << 20
+_HUGE_PAGES = 4 << 20
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -226,6 +228,12 @@ def _direct(path: Path) -> Finding:
 
 
 def _huge_pages() -> Finding:
+    with contextlib.suppress(CapacityError):
+        segment = native.Segment("zerostall-doctor", _HUGE_PAGES)
+        huge = segment.huge
+        segment.close()
+        if huge:
+            return Finding("huge pages", "yes", "shared memory gets them")
     try:
         text = _SHMEM_PAGES.read_text()
     except OSError as error:
@@ -233,11 +241,8 @@ def _huge_pages() -> Finding:
     mode = text[text.find("[") + 1 : text.find("]")]
     if mode in ("always", "within_size", "advise", "force"):
         return Finding("huge pages", "yes", f"for shared memory: {mode}")
-    return Finding(
-        "huge pages",
-        "limited",
-        f"for shared memory: {mode}; touching a segment first is slower ({_SHMEM_PAGES})",
-    )
+    why = f"{mode} in {_SHMEM_PAGES}, and none on request (Linux 6.7)"
+    return Finding("huge pages", "limited", f"not for shared memory: {why}; it costs the processor more")
 
 
 def _locked() -> Finding:
