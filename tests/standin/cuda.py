@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SOURCES = [ROOT / "native" / "tests" / "fake" / name for name in ("fake_cuda.cpp", "kernels.cpp", "ptx.cpp")]
+FAKE = ROOT / "native" / "tests" / "fake"
+SOURCES = [FAKE / f"{subject}.cpp" for subject in "copies devices fake_cuda kernels memory ptx streams".split()]
 OUT_OF_MEMORY, LAUNCH_FAILED = 2, 719
 
 
@@ -33,7 +34,9 @@ def compile_driver(folder: Path, include: str) -> Path:
     """Compiles the stand-in driver into `folder`."""
     library = folder / "libfake_cuda.so"
     flags = ["-std=c++20", "-O2", "-fPIC", "-shared", "-pthread", "-isystem", include]
-    subprocess.run(["c++", *flags, *map(str, SOURCES), "-o", str(library)], check=True)
+    whole = folder / "fake_cuda.cpp"  # what they include is read once
+    whole.write_text("".join(f'#include "{source}"\n' for source in SOURCES))
+    subprocess.run(["c++", *flags, str(whole), "-o", str(library)], check=True)
     return library
 
 

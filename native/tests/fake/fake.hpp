@@ -3,17 +3,28 @@
 #include <cuda.h>
 
 #include <cstddef>
-#include <functional>
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
+// What each of the driver's functions begins with: it is counted, and a fault that a test asked for is met.
+#define ENTER(function) \
+  if (const CUresult code = fake::enter(function); code != CUDA_SUCCESS) return code
+// Those that need a current context; the program under test must see to it in each of its threads.
+#define NEEDS_CONTEXT \
+  if (!fake::has_context()) return CUDA_ERROR_INVALID_CONTEXT
 
 namespace fake {
 
-CUresult enter(const char* function);  // counts the call; the fault that a test asked for, if any
+CUresult enter(const char* function);
 bool has_context();
-bool reachable(CUdeviceptr at, size_t nbytes);  // by a kernel: the device's memory, or pinned
+void dawdle();  // for as long as a test asked for
+int devices();
+bool linked(int one, int other);
+size_t most_memory();  // that one process may allocate
 
-// The stream runs it in its turn, after a delay; false: it touched memory that it must not.
-void queue_kernel(CUstream stream, std::function<bool()> kernel);
+bool on_device(CUdeviceptr at, size_t nbytes);
+bool pinned(CUdeviceptr at, size_t nbytes);
+inline bool reachable(CUdeviceptr at, size_t nbytes) {  // by a kernel
+  return on_device(at, nbytes) || pinned(at, nbytes);
+}
 
 }  // namespace fake

@@ -6,10 +6,7 @@
 
 #include "fake.hpp"
 #include "ptx.hpp"
-
-#define ENTER(function)                                        \
-  if (!fake::has_context()) return CUDA_ERROR_INVALID_CONTEXT; \
-  if (const CUresult code = fake::enter(function); code != CUDA_SUCCESS) return code
+#include "streams.hpp"
 
 namespace {
 // Kept by kernels that are still queued when their module goes.
@@ -17,6 +14,7 @@ using Module = std::shared_ptr<const fake::Ptx>;
 }  // namespace
 
 EXPORT CUresult cuModuleLoadData(CUmodule* module, const void* image) {
+  NEEDS_CONTEXT;
   ENTER("cuModuleLoadData");
   try {
     *module = reinterpret_cast<CUmodule>(
@@ -27,11 +25,13 @@ EXPORT CUresult cuModuleLoadData(CUmodule* module, const void* image) {
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuModuleUnload(CUmodule module) {
+  NEEDS_CONTEXT;
   ENTER("cuModuleUnload");
   delete reinterpret_cast<Module*>(module);
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
+  NEEDS_CONTEXT;
   ENTER("cuModuleGetFunction");
   if ((*reinterpret_cast<Module*>(module))->entry() != name) return CUDA_ERROR_NOT_FOUND;
   *function = reinterpret_cast<CUfunction>(module);
@@ -39,6 +39,7 @@ EXPORT CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const
 }
 EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned blocks, unsigned, unsigned, unsigned threads,
                                unsigned, unsigned, unsigned, CUstream stream, void** parameters, void**) {
+  NEEDS_CONTEXT;
   ENTER("cuLaunchKernel");
   const Module kernel = *reinterpret_cast<Module*>(function);
   if (blocks == 0 || threads == 0 || threads > 32) return CUDA_ERROR_INVALID_VALUE;
