@@ -36,12 +36,20 @@ def test_native_tests_are_clean(sanitizers: str, tmp_path: Path) -> None:
     if why := reason_against(sanitizers, tmp_path):
         pytest.skip(why)
 
-    def run(*command: str) -> None:
+    def run(*command: str, check: bool = True) -> bool:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PATH": TOOLS})
-        assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-20_000:]
+        assert done.returncode == 0 or not check, done.stdout[-20_000:] + done.stderr[-20_000:]
+        return done.returncode == 0
 
-    # Several files at a time are one to the compiler: headers are what takes it longest.
-    options = ["-DCMAKE_COMPILE_WARNING_AS_ERROR=ON", "-DCMAKE_UNITY_BUILD=ON", "-DZEROSTALL_TESTS=ON"]
-    run("cmake", "-S", str(ROOT), "-B", ".", "-G", "Ninja", *options, f"-DZEROSTALL_SANITIZE={sanitizers}")
-    run("ninja")
+    def configure(whole: str) -> None:
+        options = [f"-DCMAKE_UNITY_BUILD={whole}", "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON", "-DZEROSTALL_TESTS=ON"]
+        run("cmake", "-S", str(ROOT), "-B", ".", "-G", "Ninja", *options, f"-DZEROSTALL_SANITIZE={sanitizers}")
+
+    # Several files at a time are one to the compiler: headers are what takes it longest. Where a name stands in two
+    # of them, each has its turn.
+    configure("ON")
+    if not run("ninja", check=False):
+        print("several files at a time do not compile")
+        configure("OFF")
+        run("ninja")
     run("ctest", "--output-on-failure", "--no-tests=error", f"--parallel={os.cpu_count()}")
