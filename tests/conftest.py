@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import forked
 from shim.faults import Shim, compile_library
@@ -24,6 +25,10 @@ from zerostall.wire import rendezvous
 
 # Before anybody imports torch: on small tensors its threads mostly wait for one another, and they spin as they wait.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# An example may take any time: what a machine that does other things needs for one says nothing.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

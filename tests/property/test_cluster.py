@@ -112,7 +112,7 @@ class Agents(RuleBasedStateMachine):
             assert known.epoch == self.epochs[node] and known.instance == self.instances[node]
 
 
-Agents.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+Agents.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
 TestAgents = Agents.TestCase
 
 

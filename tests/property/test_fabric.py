@@ -81,7 +81,7 @@ def test_what_is_no_topology_file(text: str) -> None:
     assert str(refused.value).startswith("/etc/topology.toml") and WRONG[text] in str(refused.value)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=200))
 def test_whatever_is_in_it_it_is_read_or_refused(text: str) -> None:
     for body in (text, f"[racks]\nr1 = ['{text}']", f"[leaves]\nl1 = ['n1']\n[spines]\n'{text}' = ['l1']"):
@@ -91,7 +91,7 @@ def test_whatever_is_in_it_it_is_read_or_refused(text: str) -> None:
             continue
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 99), st.integers(0, 30), st.integers(2, 4))
 def test_a_range_stands_for_its_numbers(first: int, more: int, digits: int) -> None:
     last = first + more
@@ -116,7 +116,7 @@ def fabrics(draw: st.DrawFn) -> tuple[str, dict[str, tuple[str, str]]]:
     return "\n".join(lines), nodes
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(fabrics())
 def test_copies_stand_apart_as_the_file_says_where_they_can(fabric: tuple[str, dict[str, tuple[str, str]]]) -> None:
     text, nodes = fabric

@@ -26,7 +26,7 @@ from zerostall.flow.forest import Forest
 from zerostall.flow.readable import Plain
 from zerostall.flow.torch_archive import read_archive
 
-FAST = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FAST = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 VALUES = st.recursive(
     st.none()

@@ -122,7 +122,7 @@ def act(home: Home, partner: Partner, what: str) -> Iterator[None]:
     yield
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(2, 8), st.lists(st.sampled_from(ACTIONS), max_size=40))
 def test_the_newest_clean_image_of_a_guest_stays_until_a_newer_one_is_there(grown: int, actions: list[str]) -> None:
     home = Home(grown)

@@ -172,7 +172,7 @@ class Agent:
         self.pool.close()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_the_newest_clean_step_stays_whole_in_memory(data: st.DataObject) -> None:
     world = data.draw(st.integers(1, 3), "world")

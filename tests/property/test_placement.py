@@ -56,7 +56,7 @@ def check(placement: Placement, loads: list[Load], sites: dict[str, Site], copie
         assert len(nodes) == copies or load.image in placement.short
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(clusters(), st.integers(1, 2))
 def test_what_must_hold(cluster: tuple[list[Load], dict[str, Site]], copies: int) -> None:
     loads, sites = cluster
@@ -67,7 +67,7 @@ def test_what_must_hold(cluster: tuple[list[Load], dict[str, Site]], copies: int
     assert again.targets == first.targets and not again.moved
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(clusters(), st.data())
 def test_losing_a_node_moves_what_was_there(cluster: tuple[list[Load], dict[str, Site]], data: st.DataObject) -> None:
     loads, sites = cluster
@@ -81,7 +81,7 @@ def test_losing_a_node_moves_what_was_there(cluster: tuple[list[Load], dict[str,
         assert first.targets[image] == (lost,) and reason == f"node {lost} is gone"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(clusters())
 def test_a_node_that_comes_moves_nothing_but_what_was_too_much(cluster: tuple[list[Load], dict[str, Site]]) -> None:
     loads, sites = cluster
@@ -99,7 +99,7 @@ def test_a_node_that_comes_moves_nothing_but_what_was_too_much(cluster: tuple[li
     assert all(nbytes <= SLACK * fair + largest for nbytes in loads_of(second, loads).values())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(clusters())
 def test_copies_are_apart_while_that_can_be_had(cluster: tuple[list[Load], dict[str, Site]]) -> None:
     loads, sites = cluster

@@ -62,7 +62,7 @@ def test_ranks_that_skip_in_turns_are_brought_together(holds: bool, through: boo
     assert not through or len(clean) > 200 // (3 * late)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     world=st.integers(2, 5),

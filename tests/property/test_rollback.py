@@ -122,7 +122,7 @@ class Copies(RuleBasedStateMachine):
                 assert memory or coming.get(rank) == home
 
 
-Copies.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+Copies.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
 TestCopies = Copies.TestCase
 
 

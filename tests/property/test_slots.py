@@ -75,5 +75,5 @@ class SlotLife(RuleBasedStateMachine):
         assert sum(slot.phase is Phase.granted for slot in self.slots.table) <= 1
 
 
-SlotLife.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+SlotLife.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestSlotLife = SlotLife.TestCase

@@ -58,7 +58,7 @@ def blank(tree: object) -> object:
     return None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(ROOTS)
 def test_any_tree_comes_back(tree: dict) -> None:
     before = copy.deepcopy(tree)
@@ -92,7 +92,7 @@ def windows(draw: st.DrawFn) -> list[tuple[int, tuple[int, ...], tuple[int, ...]
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(windows())
 def test_any_windows_of_one_buffer_come_back(places: list) -> None:
     buffer = torch.arange(60.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from zerostall.core.vaults import Link, Links, mirror, place
@@ -20,7 +20,6 @@ def names(count: int) -> list[str]:
     return [f"GPU-{k}" for k in range(count)]
 
 
-@settings(deadline=None)
 @given(st.integers(2, 16))
 def test_a_ring_where_all_reach_all(count: int) -> None:
     gpus = names(count)
@@ -66,7 +65,6 @@ def topologies(draw: st.DrawFn) -> tuple[list[str], Links]:
     return gpus, links
 
 
-@settings(deadline=None)
 @given(topologies())
 def test_any_topology(drawn: tuple[list[str], Links]) -> None:
     gpus, links = drawn
@@ -82,7 +80,6 @@ def test_any_topology(drawn: tuple[list[str], Links]) -> None:
         assert len(set(lenders)) == len(gpus)
 
 
-@settings(deadline=None)
 @given(topologies())
 def test_a_mirror_lies_on_a_third_gpu_that_reaches_the_first_copy(drawn: tuple[list[str], Links]) -> None:
     gpus, links = drawn
@@ -102,7 +99,6 @@ def test_a_mirror_lies_on_a_third_gpu_that_reaches_the_first_copy(drawn: tuple[l
         assert len(set(mirrors)) == len(gpus)
 
 
-@settings(deadline=None)
 @given(st.integers(3, 16))
 def test_where_all_reach_all_each_gpu_keeps_one_of_each(count: int) -> None:
     gpus = names(count)

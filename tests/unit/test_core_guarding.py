@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from zerostall.core.guarding import LEAST, Facts, choose
@@ -43,7 +43,6 @@ def test_other_optimizers_freeze_as_far_as_there_is_memory() -> None:
     assert (none.policy, none.nbytes) == ("overlap", 0) and "no memory" in none.reason
 
 
-@settings(deadline=None)  # it says nothing of time
 @given(
     st.builds(
         Facts,

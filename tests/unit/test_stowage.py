@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from images import LAYOUT_OF_ALL, record_of
@@ -227,7 +227,6 @@ def past(step: int) -> Past:
 KINDS = ["stow", "stow", "answer", "answer", "answer", "fail", "ghost", "lose", "come back"]
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_whatever_comes_in_whatever_order_each_image_is_sealed_or_dirty(data: st.DataObject) -> None:
     bench = Bench("GPU-2")

@@ -105,7 +105,7 @@ def test_a_missing_rank_is_named_by_all_and_coming_late_it_learns_so() -> None:
 
     def impatient(world: World) -> None:
         world.patience = 0.2 if world.rank == 0 else 60.0
-        with pytest.raises(WaitTimeoutError, match="rank 3 of 4"):
+        with pytest.raises(WaitTimeoutError, match=r"ranks? (1, )?(2, )?3 of 4"):  # others may have slept
             if world.rank == 0:
                 wait_until(lambda: store.check(["hello/1", "hello/2"]))
             elif world.rank == 3:
