@@ -1,4 +1,4 @@
-"""A scenario of ranks that restore from disk: what the node reads."""
+"""Scenarios of ranks that restore from disk, and from a store: what the node reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import zerostall
 from zerostall.config import runtime_dir
@@ -43,31 +43,56 @@ def _end_agent() -> None:
     dist.barrier()
 
 
+def _state(value: float | None) -> dict[str, object]:
+    """What is dealt out and what all have, with numbers from `value` on; None: empty."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+
+    def made(tensor: torch.Tensor, placement: object) -> torch.Tensor:
+        local = torch.zeros_like(tensor) if value is None else tensor + value
+        return distribute_tensor(local, mesh, [placement], src_data_rank=None)
+
+    whole = torch.arange(float(ROWS * dist.get_world_size())).reshape(-1, 16)
+    return {
+        "mine": made(whole, Shard(0)),
+        "ours": made(torch.arange(float(ROWS)).flip(0), Replicate()),
+        "rank": dist.get_rank(),
+    }
+
+
+def _assert_same(found: dict[str, object], value: float) -> None:
+    expected = _state(value)
+    assert all(torch.equal(found[name].to_local(), expected[name].to_local()) for name in ("mine", "ours"))
+
+
+def from_store(url: str, *values: str) -> None:
+    """Save steps that hold these values, if any; then restore the newest that is whole, and say which."""
+    if values:
+        state = _state(float(values[0]))
+        with zerostall.Checkpointer(url, rng=False, s=state) as ckpt:
+            for step, value in enumerate(values, start=1):
+                for name, tensor in _state(float(value)).items():
+                    if isinstance(tensor, DTensor):
+                        state[name].to_local().copy_(tensor.to_local())
+                ckpt.save(step).wait("remote", timeout=120)
+        _end_agent()
+    found = _state(None)
+    with zerostall.Checkpointer(url, rng=False, s=found) as ckpt:
+        step, tier = ckpt.restore(), ckpt.stats.restored_from
+    _assert_same(found, float(step))
+    print(f"restored {step} from {tier}", flush=True)
+
+
 def read_once(where: str) -> None:
     """Restore what is dealt out and what all have, from disk: what several ranks want is read once for all of them."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    mesh = init_device_mesh("cpu", (size,))
-    whole = torch.arange(float(ROWS * size)).reshape(-1, 16)
-    alike = torch.arange(float(ROWS)).flip(0)
-
-    def state(fill: bool) -> dict[str, object]:
-        def made(tensor: torch.Tensor, placement: object) -> torch.Tensor:
-            local = tensor.clone() if fill else torch.zeros_like(tensor)
-            return distribute_tensor(local, mesh, [placement], src_data_rank=None)
-
-        return {"mine": made(whole, Shard(0)), "ours": made(alike, Replicate()), "rank": rank}
-
-    with zerostall.Checkpointer(where, rng=False, s=state(fill=True)) as ckpt:
+    with zerostall.Checkpointer(where, rng=False, s=_state(1.0)) as ckpt:
         ckpt.save(1).wait("disk", timeout=120)
     _end_agent()
-    found = state(fill=False)
+    found = _state(None)
     with zerostall.Checkpointer(where, rng=False, s=found) as ckpt:
         before = _bytes_read()
         assert ckpt.restore() == 1 and ckpt.stats.restored_from == "disk"
         read = torch.tensor(_bytes_read() - before)
-    rows = whole.shape[0] // size
-    assert torch.equal(found["mine"].to_local(), whole[rank * rows : (rank + 1) * rows])
-    assert torch.equal(found["ours"].to_local(), alike)
+    _assert_same(found, 1.0)
     dist.all_reduce(read)
     images = sum(path.stat().st_size for path in Path(where).glob("step-*/*.safetensors"))
     assert images <= int(read) < 1.02 * images, (int(read), images)

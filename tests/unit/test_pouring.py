@@ -166,6 +166,26 @@ def test_some_chunks_from_the_file_and_the_others_from_memory(restored: Restored
     assert found == [bytes([k + 1]) * (4 * size) for k, size in enumerate(SIZES)]
 
 
+def test_chunk_by_chunk_in_any_order_from_places_that_are_used_again(restored: Restored, filed: pouring.Filed) -> None:
+    data, place = bytes(restored.segment.view(0, NBYTES)), native.Segment("place", CHUNK)
+    on_host = np.zeros(SIZES[1], np.float32)
+    tensors = [StandIn(restored.fake, SIZES[0], index=0), on_host, StandIn(restored.fake, SIZES[2], index=1)]
+    under_way = loading(restored, filed, tensors, [0, 1, 2])
+    problems: list[BaseException] = []
+    for chunk in reversed(range(-(-NBYTES // CHUNK))):
+        part = data[chunk * CHUNK : (chunk + 1) * CHUNK]
+        place.view(0, len(part))[:] = part
+        under_way.bring(chunk, place.address)
+        under_way.settled(problems)
+    under_way.end()
+    found = [tensors[0].bytes(), on_host.tobytes(), tensors[2].bytes()]  # type: ignore[union-attr]
+    assert b"".join(found) == data and not problems
+    under_way.bring(0, place.address)
+    under_way.bring(1, place.address)  # what is there is another chunk's
+    with pytest.raises(CorruptError, match="chunk 1"):
+        under_way.end()
+
+
 def test_one_that_has_ended_leaves_the_others_past_the_page_cache(filed: pouring.Filed) -> None:
     """O_DIRECT is a flag of the open file: each job has one of its own."""
     with file_loads.apart(filed.file) as one, file_loads.apart(filed.file) as other:

@@ -9,7 +9,10 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from zerostall import native
+from zerostall.agent.arrivals import Arrivals
 from zerostall.agent.brought import whole
 from zerostall.agent.node_reads import NodeReads
 from zerostall.agent.refusing import ours
@@ -65,6 +68,7 @@ class Fetches:
         self._rest: dict[int, Readable] = {}  # where images are of a step that this node has only some of
         self._reader = Worker(f"fetch {disk.where.name}")
         self._node = NodeReads(disk, self._steps, post, governor, self._reader)
+        self._arrivals = Arrivals(self._steps, post, governor, self._reader)
 
     def busy(self) -> bool:
         return bool(self._steps)
@@ -108,6 +112,9 @@ class Fetches:
         tier = berth.tier_with(request.step) if request.tier == "host" and berth is not None else None
         if berth is not None and tier is not None:
             self._from_host(client, tier, request, berth.stowage)
+        elif request.as_file and request.tier == "remote" and self.remote is not None:
+            again = msgspec.structs.replace(request, as_file=False)
+            self._arrivals.open(client, wanted, self.remote, request, lambda: self.fetch(client, berths, rank, again))
         elif request.chunks is not None:
             mine = elsewhere if request.tier in ("host", "replica") else None
             if mine is not None and (own := mine.lend(request, wanted)) is not None:
@@ -129,6 +136,10 @@ class Fetches:
             self._file(client, wanted, request)
         else:
             self._from(self._run(request.tier, request.step), client, wanted, request)
+
+    def take(self, client: Client, request: m.Take) -> None:
+        """Answer with what has come of images that are on their way from a store; see `Arrivals.take`."""
+        self._arrivals.take(client, request)
 
     def common(self, client: Client, request: m.Common) -> None:
         """Answer with those chunks of a file that the client has, and is not to read, for others want them, too."""

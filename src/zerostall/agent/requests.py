@@ -99,6 +99,8 @@ class Requests:
                 run.fetches.fetch(client, run.berths, berth.rank, message)
             case m.Common():
                 run.fetches.common(client, message)
+            case m.Take():
+                run.fetches.take(client, message)
             case m.Describe() | m.Quote():
                 run.fetches.describe(client, run.berths, berth.rank, message)
             case m.Tidy():

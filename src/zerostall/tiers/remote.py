@@ -20,7 +20,7 @@ from zerostall.telemetry import log
 from zerostall.tiers import kept, readings
 from zerostall.tiers.contract import Image, ImageBytes, Stored
 from zerostall.tiers.image_bytes import MemoryBytes, ObjectBytes
-from zerostall.tiers.remote_images import RemoteImages
+from zerostall.tiers.remote_images import RemoteImage, RemoteImages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -109,10 +109,7 @@ class RemoteTier:
         return readings.manifest_of(step, data, self.store.address(name))
 
     def open(self, step: int, rank: int) -> Stored:
-        manifest = self.manifest(step)
-        readings.facts_of(manifest, rank, self.where)
-        name, found = self._images.record(manifest, rank)
-        return readings.stored_of(manifest, found.data, self.store.address(name), self._images.layout)
+        return self._opened(self.manifest(step), rank)
 
     def get(self, step: int, rank: int, address: int, *, chunks: Sequence[int] | None = None) -> Stored:
         stored = self.open(step, rank)
@@ -135,6 +132,12 @@ class RemoteTier:
 
     def bytes_of(self, step: int, rank: int, stored: Stored) -> ObjectBytes:
         return ObjectBytes(self.store, self.image_name(step, rank), stored.record.nbytes, self._hands)
+
+    def image(self, step: int, rank: int) -> RemoteImage:
+        """An image to be read chunk by chunk, by any thread. Raises as `open`."""
+        manifest = self.manifest(step)
+        stored, name = self._opened(manifest, rank), self._images.name(manifest, rank)
+        return RemoteImage(stored, lambda index, view: self._images.begin(name, stored.record, index, view))
 
     def missing(self, manifest: Manifest) -> str:
         problem = kept.missing(manifest, self.store.objects(kept.folder(manifest.step)))
@@ -264,6 +267,11 @@ class RemoteTier:
         self._images.close()
 
     # ------------------------------------------------------------------------------------------------ internals
+
+    def _opened(self, manifest: Manifest, rank: int) -> Stored:
+        readings.facts_of(manifest, rank, self.where)
+        name, found = self._images.record(manifest, rank)
+        return readings.stored_of(manifest, found.data, self.store.address(name), self._images.layout)
 
     def _committed(self, beginning: str, parse: Callable[[str], int | None]) -> list[int]:
         """The steps below folders so called that have a manifest."""

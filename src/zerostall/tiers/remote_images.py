@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Executor, wait
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from zerostall import native
@@ -23,13 +24,27 @@ from zerostall.tiers.uploads import Gate, PlainUploads, S3Uploads, Uploads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from concurrent.futures import Future
 
     from zerostall.core.layout import Layout
-    from zerostall.core.manifest import Manifest
+    from zerostall.core.manifest import Manifest, Record
     from zerostall.tiers.store import Found, Store
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteImage:
+    """One image, of which chunks are asked for one by one.
+
+    Attributes:
+        begin: begins to read a chunk into memory of its size; the future ends when it is there and was checked.
+            RuntimeError: the tier is closed.
+    """
+
+    stored: Stored
+    begin: Callable[[int, memoryview], Future[None]]
 
 
 class RemoteImages:
@@ -112,30 +127,41 @@ class RemoteImages:
         Raises:
             CorruptError: it is not what the record says, or is gone.
         """
-        record = stored.record
-        target = MemoryBytes(Image(stored.layout, record, address))
+        target = MemoryBytes(Image(stored.layout, stored.record, address))
 
         def bring(index: int) -> bool:
-            start, nbytes = record.extent(index)
-            view = target.view(start, nbytes)
-            for _ in range(2):  # what broke on the way is right the second time
-                self._gate(len(view))
-                self._store.read_range(name, start, view)
-                if native.crc32c(view) == record.checksums[index]:
-                    return True
-            return False
+            return self.bring(name, stored.record, index, target.view(*stored.record.extent(index)))
 
-        try:
-            wanted = range(len(record.checksums)) if chunks is None else chunks
-            whole = self.each(bring, wanted)
-        except FileNotFoundError:
-            raise CorruptError(f"{self._store.address(name)} is missing") from None
+        wanted = range(len(stored.record.checksums)) if chunks is None else chunks
+        whole = self.each(bring, wanted)
         bad = [index for index, right in zip(wanted, whole, strict=True) if not right]
         if bad:
             raise CorruptError(
                 f"{self._store.address(name)}: {len(bad)} of {len(whole)} chunks fail their checksum, "
                 f"first chunk {bad[0]}"
             )
+
+    def bring(self, name: str, record: Record, index: int, view: memoryview) -> bool:
+        """Read one chunk of the image in that object; whether it is right. Raises as `get`."""
+        start, _ = record.extent(index)
+        try:
+            for _ in range(2):  # what broke on the way is right the second time
+                self._gate(len(view))
+                self._store.read_range(name, start, view)
+                if native.crc32c(view) == record.checksums[index]:
+                    return True
+        except FileNotFoundError:
+            raise CorruptError(f"{self._store.address(name)} is missing") from None
+        return False
+
+    def begin(self, name: str, record: Record, index: int, view: memoryview) -> Future[None]:
+        """Begin to read one chunk, which is right when the future has ended without an error."""
+
+        def read() -> None:
+            if not self.bring(name, record, index, view):
+                raise CorruptError(f"{self._store.address(name)}: chunk {index} fails its checksum")
+
+        return self._hands.submit(read)
 
     # ------------------------------------------------------------------------------------------------ removing
 

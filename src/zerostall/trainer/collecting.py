@@ -23,6 +23,7 @@ from zerostall.core import manifest as manifests
 from zerostall.core.kinds import Kind
 from zerostall.errors import CorruptError, FormatError
 from zerostall.telemetry import log
+from zerostall.trainer.arrivals import Arrivals, Coming
 from zerostall.trainer.file_loads import File
 from zerostall.trainer.pouring import Filed, Loading, Mapped, pour
 from zerostall.trainer.state import writes
@@ -30,7 +31,7 @@ from zerostall.trainer.state.stored_step import Images
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from zerostall.core.candidates import Copy
     from zerostall.core.manifest import Record
@@ -70,8 +71,9 @@ def collect(source: Source, state: State, request: Request, copy: Copy, label: s
             records = _records(source, copy, described, [rank for rank, _ in needed])
             # Several ranks of a node share what is read for one of them, so all of it stays until all are through.
             early = needed if source.world.size > 1 else []
-            lent = [(_fetch(source, stack, copy, records[rank], share), share) for rank, share in early]
-        with source.world.together(f"restore: {label} is written"):
+            arrivals = Arrivals(source.link, source.mappings, stack)
+            lent = [(_fetch(source, stack, arrivals, copy, records[rank], share), share) for rank, share in early]
+        with source.world.together(f"restore: {label} is written"), _released_where_it_fails(source):
             state.about_to_write(landings)
             writing = _Writing(source, pool, copy, label)
             for image, share in lent:
@@ -80,7 +82,9 @@ def collect(source: Source, state: State, request: Request, copy: Copy, label: s
             if source.world.size == 1:
                 for rank, share in needed:
                     with contextlib.ExitStack() as shortly:
-                        writing.begin(shortly, _fetch(source, shortly, copy, records[rank], share), share)
+                        alone = Arrivals(source.link, source.mappings, shortly)
+                        image = _fetch(source, shortly, alone, copy, records[rank], share)
+                        writing.begin(shortly, image, share)
                         writing.end(shortly)
                     source.link.tell(m.Release(), timeout=1.0)
             report = state.finish(landings)
@@ -97,6 +101,16 @@ def _releasing(source: Source) -> Callable[[object, BaseException | None, object
         source.link.tell(m.Release(damaged), timeout=1.0)
 
     return release
+
+
+@contextlib.contextmanager
+def _released_where_it_fails(source: Source) -> Iterator[None]:
+    """Let go before the others are waited for: they may wait for memory that holds what this rank has not taken."""
+    try:
+        yield
+    except BaseException as error:
+        _releasing(source)(None, error, None)
+        raise
 
 
 def _expected_nowhere(source: Source, unexpected: Sequence[str], what: str) -> list[str]:
@@ -164,29 +178,43 @@ def _checked(files: Sequence[bytes], told: Sequence[tuple[str, tuple[int, ...]]]
     return found
 
 
-def _fetch(source: Source, stack: contextlib.ExitStack, copy: Copy, record: Record, share: Share) -> Mapped | Filed:
-    """The chunks of one rank's image that are needed, in memory; or its file, where all are read run by run."""
+def _fetch(
+    source: Source, stack: contextlib.ExitStack, arrivals: Arrivals, copy: Copy, record: Record, share: Share
+) -> Mapped | Filed | Coming:
+    """The chunks of one rank's image that are needed, in memory; where all are read run by run its file, or coming."""
     chunks = tuple(share.chunks(record.chunk_bytes))
-    loose = bool(share.loose_chunks(record.chunk_bytes))
-    return _bring(source, stack, copy, record, chunks, as_file=not loose)
-
-
-def _bring(
-    source: Source, stack: contextlib.ExitStack, copy: Copy, record: Record, chunks: tuple[int, ...], *, as_file: bool
-) -> Mapped | Filed:
+    if share.loose_chunks(record.chunk_bytes):
+        return _in_memory(source, stack, copy, record, chunks)
     answer, fds = source.link.ask(
-        lambda id: m.Fetch(id=id, step=copy.step, tier=copy.tier, rank=record.rank, chunks=chunks, as_file=as_file)
+        lambda id: m.Fetch(id=id, step=copy.step, tier=copy.tier, rank=record.rank, chunks=chunks, as_file=True)
     )
+    if isinstance(answer, m.Coming):
+        return arrivals.image(answer, fds[0], record)
     if isinstance(answer, m.Opened):
         stack.callback(os.close, fds[0])
         path = Path(os.fsdecode(answer.path))
         return Filed(record, File(fds[0], path, record.nbytes, record.chunk_bytes, record.checksums))
     assert isinstance(answer, m.Fetched)
+    return _mapped(source, stack, record, answer, fds[0])
+
+
+def _in_memory(
+    source: Source, stack: contextlib.ExitStack, copy: Copy, record: Record, chunks: tuple[int, ...]
+) -> Mapped:
+    """Chunks of one rank's image, all of them in memory at once."""
+    answer, fds = source.link.ask(
+        lambda id: m.Fetch(id=id, step=copy.step, tier=copy.tier, rank=record.rank, chunks=chunks)
+    )
+    assert isinstance(answer, m.Fetched)
+    return _mapped(source, stack, record, answer, fds[0])
+
+
+def _mapped(source: Source, stack: contextlib.ExitStack, record: Record, answer: m.Fetched, fd: int) -> Mapped:
     memory = answer.memory
     if answer.passing:
-        segment = stack.enter_context(source.mappings.passing(fds[0], memory.nbytes))
+        segment = stack.enter_context(source.mappings.passing(fd, memory.nbytes))
     else:
-        segment = source.mappings.get(memory.key, fds[0], memory.nbytes)
+        segment = source.mappings.get(memory.key, fd, memory.nbytes)
     if answer.offset + record.nbytes > segment.nbytes:
         raise CorruptError(f"the image of rank {record.rank} does not fit the memory it came in")
     return Mapped(record, segment, answer.offset, kept=answer.kept, source=answer.source)
@@ -216,19 +244,24 @@ class _Writing:
         self._copy = copy
         self._label = label
         self._underway: deque[_Underway] = deque()
+        self._coming: list[tuple[Coming, Loading]] = []
 
-    def begin(self, stack: contextlib.ExitStack, image: Mapped | Filed, share: Share) -> None:
+    def begin(self, stack: contextlib.ExitStack, image: Mapped | Filed | Coming, share: Share) -> None:
         """Fill from this image, or begin to; `stack` outlives that."""
         self._sources.add((image.source if isinstance(image, Mapped) else "") or self._copy.tier)
         if isinstance(image, Mapped):
             self.recalled += _write(self._source, self._pool, image, share, self._label)
             return
-        if len(self._underway) == _AHEAD:
-            self._end_first(stack)
         record = image.record
-        common = self._in_common(record)
         plan, targets = _runs(record, share)
         loading = Loading(self._pool, self._source.devices, plan, targets, range(len(targets)), image.file)
+        if isinstance(image, Coming):
+            image.arrivals.expect(record.rank, loading)
+            self._coming.append((image, loading))
+            return
+        if len(self._underway) == _AHEAD:
+            self._end_first(stack)
+        common = self._in_common(record)
         self._underway.append(_Underway(loading, record, common))
         if not common:
             loading.begin()
@@ -247,13 +280,18 @@ class _Writing:
         """
         while self._underway:
             self._end_first(stack)
+        if self._coming:
+            first, _ = self._coming[0]
+            first.arrivals.bring()
+        for _, loading in self._coming:
+            loading.end()
+        self._coming.clear()
 
     def _end_first(self, stack: contextlib.ExitStack) -> None:
         first = self._underway.popleft()
         if first.common:
             # Read once for all by the agent, while the rest comes from the file.
-            image = _bring(self._source, stack, self._copy, first.record, first.common, as_file=False)
-            assert isinstance(image, Mapped)
+            image = _in_memory(self._source, stack, self._copy, first.record, first.common)
             first.loading.begin(first.common, held=image.address)
         try:
             first.loading.end()

@@ -6,6 +6,7 @@ said, and host memory, where the whole image lies, serves in its place.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,10 @@ class Filed:
     record: Record
     file: File
 
+    def fill(self, loading: Loading) -> None:
+        """Begin to bring all of it there."""
+        loading.begin()
+
     def mapped(self, pool: native.Pool) -> Mapped:
         """All of it in memory, checked, for whoever reads here and there in it.
 
@@ -113,7 +118,8 @@ class Loading:
             (ordinal, [pieces[k] for k in mine], _targets([tensors[k] for k in mine]))
             for ordinal, mine in places.items()
         ]
-        self._jobs: list[native.Load] = []
+        self._jobs: list[tuple[native.Load, int, native.Staging]] = []
+        self._stagings: dict[int, list[native.Staging]] = {}
         devices.see(ordinal for ordinal in places if ordinal != _HOST)
         devices.settle()
 
@@ -121,31 +127,60 @@ class Loading:
         """Begin to bring all chunks, or only some; see `file_loads.begin`."""
         for ordinal, pieces, targets in self._places:
             device = self._devices.get(ordinal)
-            staging = native.Staging(self._pool.threads, device)
+            spare = self._stagings.setdefault(ordinal, [])
+            staging = spare.pop() if spare else native.Staging(self._pool.threads, device)
             with file_loads.apart(self._file) as file:
-                self._jobs.append(
-                    file_loads.begin(
-                        self._pool,
-                        file,
-                        self._plan,
-                        targets,
-                        pieces,
-                        staging=staging,
-                        device=device,
-                        only=only,
-                        held=held,
-                    )
+                job = file_loads.begin(
+                    self._pool,
+                    file,
+                    self._plan,
+                    targets,
+                    pieces,
+                    staging=staging,
+                    device=device,
+                    only=only,
+                    held=held,
                 )
+            self._jobs.append((job, ordinal, staging))
+
+    def bring(self, chunk: int, address: int) -> None:
+        """Begin to bring one chunk from memory, which stays as it is until `settled` has returned."""
+        self.begin([chunk], held=address - chunk * self._plan.chunk_bytes)
+
+    def settled(self, problems: list[BaseException]) -> None:
+        """Wait for all that was begun, whatever goes wrong; what does is added."""
+        while self._jobs:
+            job, ordinal, staging = self._jobs.pop(0)
+            try:
+                file_loads.end(job, self._file)
+            except BaseException as error:  # noqa: BLE001 - whoever asked raises it
+                problems.append(error)
+                job.cancel()
+                with contextlib.suppress(ZerostallError):
+                    job.wait()
+            self._stagings[ordinal].append(staging)
 
     def end(self) -> None:
-        """Wait for all that was begun.
+        """Wait for all that was begun, and do what that leaves to be done.
 
         Raises:
             CorruptError: a chunk fails its checksum.
         """
-        for job in self._jobs:
-            file_loads.end(job, self._file)
+        problems: list[BaseException] = []
+        self.settled(problems)
+        raise_first(problems)
         self._straightened.pour()
+
+
+def raise_first(problems: list[BaseException]) -> None:
+    """Raise the first, if there is one, and empty the list: an error in a frame that it holds keeps tensors alive."""
+    wrong = problems[0] if problems else None
+    problems.clear()
+    try:
+        if wrong is not None:
+            raise wrong
+    finally:
+        del wrong
 
 
 def pour(

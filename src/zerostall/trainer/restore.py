@@ -28,6 +28,7 @@ from zerostall.errors import (
 from zerostall.telemetry import log
 from zerostall.tiers.contract import Stored
 from zerostall.trainer import collecting
+from zerostall.trainer.arrivals import Arrivals, Coming
 from zerostall.trainer.captures import plan_of
 from zerostall.trainer.file_loads import File
 from zerostall.trainer.pouring import Filed, Loading, Mapped, pour
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from zerostall.core.layout import Layout
+    from zerostall.core.manifest import Record
     from zerostall.trainer.devices import Devices
     from zerostall.trainer.link import Link
     from zerostall.trainer.mappings import Mappings
@@ -168,7 +170,7 @@ def _bring(
             if copy.created != past.created or copy.label in dict(damaged):
                 continue
             try:
-                with _lent(source.link, source.mappings, copy) as (layout, image):
+                with _lent(source, copy) as (layout, image):
                     return _put_back(source.devices, state, request, layout, image, copy)
             except AgentError:
                 copies[:] = _find(source.link, source.where)
@@ -247,15 +249,21 @@ def _nothing(request: Request, where: Path | str, damaged: Mapping[str, str], se
 
 
 @contextlib.contextmanager
-def _lent(link: Link, mappings: Mappings, copy: Copy) -> Iterator[tuple[Layout, Mapped | Filed]]:
-    """The image, in memory or a file that is open, for as long as the block lasts."""
+def _lent(source: Source, copy: Copy) -> Iterator[tuple[Layout, Mapped | Filed | Coming]]:
+    """The image, in memory or a file that is open, or about to come, for as long as the block lasts."""
+    link, mappings = source.link, source.mappings
     answer, fds = link.ask(lambda id: m.Fetch(id=id, step=copy.step, tier=copy.tier, as_file=True))
-    assert isinstance(answer, m.Fetched | m.Opened)
+    assert isinstance(answer, m.Fetched | m.Opened | m.Coming)
     damaged = ""
     try:
         if isinstance(answer, m.Opened):
             with contextlib.closing(os.fdopen(fds[0], "rb", buffering=0)):
                 yield _filed(answer, fds[0])
+            return
+        if isinstance(answer, m.Coming):
+            with contextlib.ExitStack() as stack:
+                record, layout = _described(answer)
+                yield layout, Arrivals(link, mappings, stack).image(answer, fds[0], record)
             return
         lent = answer.memory
         if answer.passing:
@@ -279,16 +287,23 @@ def _filed(answer: m.Opened, fd: int) -> tuple[Layout, Filed]:
     return layout, Filed(record, File(fd, path, record.nbytes, record.chunk_bytes, record.checksums))
 
 
-def _checked(answer: m.Fetched, segment: native.Segment) -> tuple[Layout, Mapped]:
+def _described(answer: m.Fetched | m.Coming) -> tuple[Record, Layout]:
     record = manifests.decode_record(answer.record)
     layout = layouts.decode(answer.layout, record.begins)
-    if answer.offset + layout.nbytes > segment.nbytes or layout.digest != record.layout:
+    if layout.digest != record.layout or layout.nbytes != record.nbytes:
+        raise CorruptError(f"the record of rank {record.rank} is of another layout")
+    return record, layout
+
+
+def _checked(answer: m.Fetched, segment: native.Segment) -> tuple[Layout, Mapped]:
+    record, layout = _described(answer)
+    if answer.offset + layout.nbytes > segment.nbytes:
         raise CorruptError("the image does not fit the memory it came in")
     return layout, Mapped(record, segment, answer.offset, answer.verified, answer.kept, answer.source)
 
 
 def _put_back(
-    devices: Devices, state: State, request: Request, layout: Layout, image: Mapped | Filed, copy: Copy
+    devices: Devices, state: State, request: Request, layout: Layout, image: Mapped | Filed | Coming, copy: Copy
 ) -> str:
     """Write it; the tier that it came from."""
     start = time.perf_counter()
@@ -308,17 +323,17 @@ def _write(
     state: State,
     request: Request,
     layout: Layout,
-    image: Mapped | Filed,
+    image: Mapped | Filed | Coming,
     copy: Copy,
 ) -> tuple[RestoreReport, str]:
     record = image.record
     targets = state.targets(Stored(layout, record), request.asked)
     tier = copy.tier
-    if isinstance(image, Filed):
+    if not isinstance(image, Mapped):
         if not targets.reads_image:
             state.about_to_write(targets)
             loading = Loading(pool, devices, plan_of(layout), targets.tensors, targets.entries, image.file)
-            loading.begin()
+            image.fill(loading)
             loading.end()
             return state.accept(targets, memoryview(b"")), tier
         image = image.mapped(pool)

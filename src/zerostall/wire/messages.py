@@ -8,10 +8,10 @@ they are one conversation.
     saves       the course of a save                       refusals   what a request that fails is answered with
     restoring   copies and their bytes                     lockers    images in another GPU's memory
 
-    trainer → agent   Hello  Lease  Adopt  Find  Describe  Quote  Fetch  Common  Tidy  Status  Stop   (requests)
+    trainer → agent   Hello  Lease  Adopt  Find  Describe  Quote  Fetch  Common  Take  Tidy  Status  Stop   (requests)
                       Begin  Sealed  Discarded  Passed  Revoked  Plan  Promise  Release (events; and see `lockers`)
-    agent → trainer   Welcome  Leased  Found  Described  Quoted  Fetched  Opened  InCommon  Done  Report
-                      Refused (answers)
+    agent → trainer   Welcome  Leased  Found  Described  Quoted  Fetched  Opened  InCommon  Coming  Arrived  Done
+                      Report  Refused (answers)
                       Granted  Reached  Failed  Replaced  Spoiled  Awaiting  Hold  Plan (events)
 """
 
@@ -49,6 +49,9 @@ from zerostall.wire.reports import (
     UpkeepReport,
 )
 from zerostall.wire.restoring import (
+    Arrival,
+    Arrived,
+    Coming,
     Common,
     CopyFacts,
     Describe,
@@ -62,6 +65,7 @@ from zerostall.wire.restoring import (
     Quote,
     Quoted,
     Release,
+    Take,
 )
 from zerostall.wire.saves import (
     Awaiting,
@@ -83,8 +87,11 @@ from zerostall.wire.saves import (
 __all__ = [
     "PROTOCOL",
     "Adopt",
+    "Arrival",
+    "Arrived",
     "Awaiting",
     "Begin",
+    "Coming",
     "Common",
     "CopyFacts",
     "Describe",
@@ -136,6 +143,7 @@ __all__ = [
     "Status",
     "Stop",
     "Stowed",
+    "Take",
     "Tidy",
     "TierReport",
     "UpkeepReport",
@@ -144,10 +152,11 @@ __all__ = [
     "rebuild_error",
 ]
 
-PROTOCOL = 6
+PROTOCOL = 7
 
-_Request = Hello | Lease | Adopt | Find | Describe | Quote | Fetch | Common | Tidy | Status | Stop
+_Request = Hello | Lease | Adopt | Find | Describe | Quote | Fetch | Common | Take | Tidy | Status | Stop
 FromTrainer = _Request | Begin | Sealed | Discarded | Passed | Revoked | Plan | Promise | Release | Rent | NoUse | Leave
-_Answer = Welcome | Leased | Found | Described | Quoted | Fetched | Opened | InCommon | Done | Report | Refused
+_Found = Found | Described | Quoted | Fetched | Opened | InCommon | Coming | Arrived
+_Answer = Welcome | Leased | _Found | Done | Report | Refused
 _Event = Granted | Reached | Failed | Replaced | Spoiled | Awaiting | Hold | Plan | Locker | NoLocker | Drained
 FromAgent = _Answer | _Event

@@ -1,7 +1,7 @@
 """What a restore asks of the agent: which copies there are, what they hold, and their bytes.
 
-trainer → agent   Find  Describe  Quote  Fetch  Common  Release
-agent → trainer   Found  Described  Quoted  Fetched  Opened  InCommon
+trainer → agent   Find  Describe  Quote  Fetch  Common  Take  Release
+agent → trainer   Found  Described  Quoted  Fetched  Opened  InCommon  Coming  Arrived
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class Fetch(Message, frozen=True):
     Attributes:
         rank: whose image; None is the trainer's own.
         chunks: only these chunks of it are looked at; None: the whole image, and its layout and record with it.
-        as_file: where all of it is a file here, that is wanted and not memory; `chunks` of it will be read then.
+        as_file: each byte is read once, in any order. Where all of it is a file here, that is wanted, not memory, and
+            `chunks` of it will be read then; what is in a store comes chunk by chunk.
     """
 
     id: int
@@ -155,6 +156,50 @@ class InCommon(Message, frozen=True):
 
     id: int
     chunks: tuple[int, ...]
+
+
+class Coming(Message, frozen=True):
+    """The chunks of the image come to places in a segment, which are all of one size, and fewer than the chunks may be.
+
+    The segment is the same for all images that the trainer has not released.
+
+    Attributes:
+        layout, record: of the image; empty where chunks were asked for, for the trainer knows them.
+    """
+
+    id: int
+    memory: Lent
+    place_bytes: int
+    layout: bytes
+    record: bytes
+
+
+class Take(Message, frozen=True):
+    """What has come of all that was fetched and is `Coming`? Answered when something has.
+
+    Asked once all ranks of the node have said which chunks they want: each is then read once for all of them.
+
+    Attributes:
+        taken: places whose chunks the trainer was told of, and needs no longer.
+    """
+
+    id: int
+    taken: tuple[int, ...] = ()
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """A chunk of a rank's image is in that place, was checked, and stays there until the trainer has taken it."""
+
+    rank: int
+    chunk: int
+    place: int
+
+
+class Arrived(Message, frozen=True):
+    """What has come that the trainer was not told of; nothing: all has come before."""
+
+    id: int
+    chunks: tuple[Arrival, ...]
 
 
 class Release(Message, frozen=True):

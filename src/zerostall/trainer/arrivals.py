@@ -1,0 +1,129 @@
+"""Chunks of images that come from a store through the agent, into tensors as they come, in whatever order."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zerostall import native
+from zerostall.core import steps as names
+from zerostall.errors import AgentError, CorruptError
+from zerostall.trainer.devices import Devices
+from zerostall.trainer.file_loads import File
+from zerostall.trainer.pouring import Loading, Mapped, raise_first
+from zerostall.trainer.state import writes
+from zerostall.wire import messages as m
+
+if TYPE_CHECKING:
+    import contextlib
+    from collections.abc import Sequence
+
+    from zerostall.core.manifest import Record
+    from zerostall.trainer.link import Link
+    from zerostall.trainer.mappings import Mappings
+
+_AT_ONCE = 2
+"""Chunks that go to their tensors at the same time: each is cut into blocks, of which threads have one each."""
+
+
+class Arrivals:
+    """What one trainer has on its way. To be closed, by a stack."""
+
+    def __init__(self, link: Link, mappings: Mappings, stack: contextlib.ExitStack) -> None:
+        self._link = link
+        self._mappings = mappings
+        self._stack = stack
+        self._segment: native.Segment | None = None
+        self._place_bytes = 0
+        self._loadings: dict[int, Loading] = {}
+
+    def image(self, answer: m.Coming, fd: int, record: Record) -> Coming:
+        """One that the agent has said is coming; takes the descriptor over.
+
+        Raises:
+            CorruptError: its chunks do not fit where they are to come to.
+        """
+        if self._segment is None:
+            self._segment = self._stack.enter_context(self._mappings.passing(fd, answer.memory.nbytes))
+            self._place_bytes = answer.place_bytes
+        else:
+            os.close(fd)  # of the same segment
+        if record.chunk_bytes > self._place_bytes or answer.memory.nbytes != self._segment.nbytes:
+            raise CorruptError(f"the image of rank {record.rank} does not fit the memory it is to come in")
+        path = Path(names.image_file(record.rank))
+        file = File(self._segment.fileno(), path, record.nbytes, record.chunk_bytes, record.checksums)
+        return Coming(record, file, self)
+
+    def expect(self, rank: int, loading: Loading) -> None:
+        """Have the chunks of that rank's image go there."""
+        self._loadings[rank] = loading
+
+    def bring(self) -> None:
+        """Take all chunks of all images that are expected, as they come.
+
+        Raises:
+            CorruptError: one is not what its checksum says, or is not there.
+            StorageError: the store cannot be read.
+            AgentError: the agent has died. Another may be asked for all of it again.
+        """
+        agent = self._link.welcome
+        try:
+            self._take_all()
+        except CorruptError as error:
+            if self._link.welcome is not agent or not self._link.up():
+                # Then others have got the places that it was taken from.
+                raise AgentError("the connection to the agent broke while an image came from the store") from error
+            raise
+
+    def _take_all(self) -> None:
+        assert self._segment is not None
+        come = self._come(())
+        while come:
+            for first in range(0, len(come), _AT_ONCE):
+                self._bring_some(come[first : first + _AT_ONCE], self._segment.address)
+            come = self._come(tuple(one.place for one in come))
+
+    def _bring_some(self, some: Sequence[m.Arrival], address: int) -> None:
+        loadings = [self._loadings[one.rank] for one in some]
+        problems: list[BaseException] = []
+        try:
+            for loading, one in zip(loadings, some, strict=True):
+                loading.bring(one.chunk, address + one.place * self._place_bytes)
+        finally:
+            for loading in loadings:
+                loading.settled(problems)
+        raise_first(problems)
+
+    def _come(self, taken: tuple[int, ...]) -> tuple[m.Arrival, ...]:
+        answer, _ = self._link.ask(lambda id: m.Take(id=id, taken=taken))
+        assert isinstance(answer, m.Arrived)
+        return answer.chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """One rank's image, of which chunks come; the file is the memory that they come to."""
+
+    record: Record
+    file: File
+    arrivals: Arrivals
+
+    def fill(self, loading: Loading) -> None:
+        """Bring all of it there."""
+        self.arrivals.expect(self.record.rank, loading)
+        self.arrivals.bring()
+
+    def mapped(self, pool: native.Pool) -> Mapped:
+        """All of it in memory, checked, for whoever reads here and there in it."""
+        record = self.record
+        segment = native.Segment("zerostall-restore", max(record.nbytes, 1), populate=False)
+        plan = native.Plan(
+            nbytes=record.nbytes, header=b"", chunk_bytes=record.chunk_bytes, offsets=[0], sizes=[record.nbytes]
+        )
+        whole = writes.as_bytes(segment.view(0, record.nbytes))
+        loading = Loading(pool, Devices(), plan, [whole], [0], self.file)
+        self.fill(loading)
+        loading.end()
+        return Mapped(record, segment, 0, verified=True)

@@ -1,0 +1,316 @@
+"""Chunks of images on their way from a store: each is read once for all trainers of a node, through a few places."""
+
+from __future__ import annotations
+
+import queue
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from images import CHUNK, HandMade, make_layout
+from zerostall import native
+from zerostall.agent import arrivals
+from zerostall.agent.arrivals import Arrivals
+from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, StorageError
+from zerostall.flow.governor import Governor
+from zerostall.flow.worker import Worker
+from zerostall.tiers.contract import Stored
+from zerostall.tiers.remote_images import RemoteImage
+from zerostall.wire import messages as m
+
+CHUNKS, SMALL = 5, 4096
+LAYOUT = make_layout((CHUNKS - 2) * SMALL + 1000)  # the header is a page
+STEP = 7
+
+
+class Store:
+    """Gives chunks when a test lets it; one image a rank."""
+
+    where = "s3://bucket/run"
+
+    def __init__(self, world: int) -> None:
+        made = [HandMade(LAYOUT, STEP, seed=rank) for rank in range(world)]
+        self.bytes = [one.bytes for one in made]
+        self.records = [
+            msgspec.structs.replace(
+                one.record,
+                chunk_bytes=SMALL,
+                checksums=[native.crc32c(one.bytes[at : at + SMALL]) for at in range(0, LAYOUT.nbytes, SMALL)],
+            )
+            for one in made
+        ]
+        self.asked: list[tuple[int, int]] = []
+        self.flying: list[tuple[int, int, memoryview, Future[None]]] = []
+        self.closed = False
+
+    def image(self, step: int, rank: int) -> RemoteImage:
+        if step != STEP:
+            raise SnapshotNotFoundError(f"no step {step}")
+
+        def begin(chunk: int, view: memoryview) -> Future[None]:
+            if self.closed:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            self.asked.append((rank, chunk))
+            future: Future[None] = Future()
+            self.flying.append((rank, chunk, view, future))
+            return future
+
+        return RemoteImage(Stored(LAYOUT, self.records[rank]), begin)
+
+    def give(self, at: int, error: Exception | None = None) -> None:
+        """The chunk that was begun as the `at`-th of those that are on their way comes, or does not."""
+        rank, chunk, view, future = self.flying.pop(at)
+        if error is not None:
+            future.set_exception(error)
+            return
+        view[:] = self.bytes[rank][chunk * SMALL : chunk * SMALL + len(view)]
+        future.set_result(None)
+
+
+class Node:
+    """The agent's loop, turned by hand."""
+
+    def __init__(self, world: int = 1) -> None:
+        self.store = Store(world)
+        self.inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.reader = Worker("test")
+        self.steps: list[int] = []
+        self.otherwise: list[int] = []
+        self.arrivals = Arrivals(self.steps, self.inbox.put, Governor(), self.reader)
+
+    def turn(self) -> None:
+        """Do what has come from other threads."""
+        while not self.inbox.empty():
+            self.inbox.get()()
+
+    def give(self, at: int = 0, error: Exception | None = None) -> None:
+        self.store.give(at, error)
+        self.turn()
+
+
+class Trainer:
+    """Takes chunks as it is told of them, and keeps their bytes."""
+
+    broken = False
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.fetched: list[Callable[[], None]] = []
+        self.said: list[m.Message] = []
+        self.chunks: dict[tuple[int, int], bytes] = {}
+        self.segment: native.Segment | None = None
+        self.unread: tuple[m.Arrival, ...] = ()
+        self.asking = False
+
+    def send(self, message: m.Message, *fds: int) -> None:
+        self.said.append(message)
+        if isinstance(message, m.Coming) and self.segment is None:
+            self.segment = native.Segment.attach(fds[0], message.memory.nbytes)
+
+    def fetch(self, rank: int, chunks: Sequence[int] | None = None, step: int = STEP) -> m.Message:
+        request = m.Fetch(id=1, step=step, tier="remote", chunks=None if chunks is None else tuple(chunks))
+        otherwise = self.node.otherwise
+        self.node.arrivals.open(self._client(), rank, self._remote(), request, lambda: otherwise.append(rank))
+        self.node.inbox.get(timeout=60)()
+        return self.said[-1] if self.said else request
+
+    def take(self) -> None:
+        """Say that what it was told of is taken, and ask for more."""
+        assert self.segment is not None
+        for one in self.unread:
+            nbytes = self.node.store.records[one.rank].extent(one.chunk)[1]
+            self.chunks[one.rank, one.chunk] = bytes(self.segment.view(one.place * CHUNK, nbytes))
+        taken = tuple(one.place for one in self.unread)
+        self.unread = ()
+        self.said.clear()
+        self.asking = True
+        self.node.arrivals.take(self._client(), m.Take(id=2, taken=taken))
+        self.node.turn()
+
+    def hear(self) -> m.Message | None:
+        """What it is answered, if it is."""
+        answer = self.said.pop() if self.said else None
+        self.asking = answer is None
+        if isinstance(answer, m.Arrived):
+            self.unread = answer.chunks
+        return answer
+
+    def leave(self) -> None:
+        while self.fetched:
+            self.fetched.pop()()
+        self.node.turn()
+
+    def right(self, *images: tuple[int, Sequence[int]]) -> bool:
+        data = self.node.store.bytes
+        wanted = {
+            (rank, chunk): data[rank][chunk * SMALL : (chunk + 1) * SMALL]
+            for rank, chunks in images
+            for chunk in chunks
+        }
+        return self.chunks == wanted
+
+    def _client(self) -> Any:
+        return self
+
+    def _remote(self) -> Any:
+        return self.node.store
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(arrivals, "PLACES", 2)
+    return 2
+
+
+def run_to_the_end(node: Node, trainers: Sequence[Trainer], chance: random.Random) -> None:
+    """Whatever may happen next does, in any order, until all have all."""
+    left = list(trainers)
+    while left:
+        for trainer in list(left):
+            if trainer.asking and (answer := trainer.hear()) is not None:
+                assert isinstance(answer, m.Arrived)
+                if not answer.chunks:
+                    left.remove(trainer)
+        idle = [trainer for trainer in left if not trainer.asking]
+        flying = len(node.store.flying)
+        if idle and (not flying or chance.random() < 0.5):
+            chance.choice(idle).take()
+        elif flying:
+            node.give(chance.randrange(flying))
+        else:
+            assert any(trainer.said for trainer in left) or not left, "nothing comes, and all wait"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_each_chunk_is_read_once_whatever_the_order(few: int, seed: int) -> None:
+    chance = random.Random(seed)
+    node = Node(world=2)
+    one, two, three = (Trainer(node) for _ in range(3))
+    wanted = {one: [(0, range(CHUNKS)), (1, [1, 2])], two: [(1, range(CHUNKS)), (0, [0])], three: [(1, [4, 2])]}
+    for trainer, images in wanted.items():
+        for rank, chunks in images:
+            assert isinstance(trainer.fetch(rank, chunks), m.Coming)
+    run_to_the_end(node, list(wanted), chance)
+    assert sorted(node.store.asked) == [(rank, chunk) for rank in (0, 1) for chunk in range(CHUNKS)]
+    assert all(trainer.right(*images) for trainer, images in wanted.items())
+    assert node.steps == [STEP] * 5
+    for trainer in wanted:
+        trainer.leave()
+    assert node.steps == [] and node.arrivals._memory is None
+
+
+def test_no_more_is_read_than_there_are_places(few: int) -> None:
+    node = Node()
+    one = Trainer(node)
+    told = one.fetch(0)
+    assert isinstance(told, m.Coming) and told.layout and told.record
+    assert node.store.asked == []  # others may want some of it, too, and have not said so yet
+    one.take()
+    assert len(node.store.flying) == few
+    node.give(1)  # the later one first
+    assert cast("m.Arrived", one.hear()).chunks == (m.Arrival(0, 1, one.unread[0].place),)
+    node.give()
+    assert len(node.store.asked) == few  # neither was taken
+    one.take()
+    assert len(node.store.asked) == few + 1
+
+
+def test_who_leaves_holds_nobody_up(few: int) -> None:
+    """Neither what it was told of and never took nor what it waits for keeps others from theirs."""
+    node = Node()
+    one, two = Trainer(node), Trainer(node)
+    for trainer in (one, two):
+        trainer.fetch(0)
+        trainer.take()
+    node.give()
+    node.give()
+    assert isinstance(one.hear(), m.Arrived) and isinstance(two.hear(), m.Arrived)
+    two.take()
+    assert node.store.flying == []  # the other one has not taken anything
+    one.leave()
+    run_to_the_end(node, [two], random.Random(1))
+    assert two.right((0, range(CHUNKS)))
+    assert sorted(set(node.store.asked)) == sorted(node.store.asked)
+    two.leave()
+
+
+def test_all_leave_while_chunks_are_on_their_way(few: int) -> None:
+    node = Node()
+    one = Trainer(node)
+    one.fetch(0)
+    one.take()
+    one.leave()
+    assert node.arrivals._memory is not None  # somebody writes there
+    two = Trainer(node)
+    two.fetch(0, [4])
+    two.take()
+    node.give()
+    node.give()
+    node.give()
+    assert isinstance(two.hear(), m.Arrived)
+    two.take()
+    assert two.right((0, [4]))
+    two.leave()
+    assert node.arrivals._memory is None
+
+
+@pytest.mark.parametrize("error", [CorruptError("chunk 1 fails its checksum"), StorageError("the store is away")])
+def test_what_fails_fails_for_those_who_want_it(few: int, error: Exception) -> None:
+    node = Node()
+    one, two = Trainer(node), Trainer(node)
+    one.fetch(0)
+    two.fetch(0, [0, 3])
+    for trainer in (one, two):
+        trainer.take()
+    node.give(1, error)
+    refused = one.hear()
+    assert isinstance(refused, m.Refused) and type(refused.error()) is type(error)
+    assert two.hear() is None
+    node.give()
+    assert isinstance(two.hear(), m.Arrived)
+    run_to_the_end(node, [two], random.Random(2))
+    assert two.right((0, [0, 3]))
+    one.take()  # it may ask once more, and hears the same
+    assert isinstance(one.hear(), m.Refused)
+
+
+def test_a_store_that_is_being_let_go_of(few: int) -> None:
+    node = Node()
+    one = Trainer(node)
+    one.fetch(0)
+    node.store.closed = True
+    one.take()
+    refused = one.hear()
+    assert isinstance(refused, m.Refused) and isinstance(refused.error(), StorageError)
+    one.leave()
+    assert node.arrivals._memory is None
+
+
+def test_what_cannot_come(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node()
+    one = Trainer(node)
+    missing = one.fetch(0, step=8)
+    assert isinstance(missing, m.Refused) and isinstance(missing.error(), SnapshotNotFoundError)
+    beyond = one.fetch(0, [CHUNKS])
+    assert isinstance(beyond, m.Refused) and isinstance(beyond.error(), FormatError)
+    monkeypatch.setattr(arrivals, "CHUNK", SMALL - 1)
+    one.fetch(0)
+    assert node.otherwise == [0]
+    assert node.steps == []
+
+
+def test_nobody_takes_what_it_was_not_told_of(few: int) -> None:
+    node = Node()
+    one = Trainer(node)
+    with pytest.raises(FormatError):
+        node.arrivals.take(cast("Any", one), m.Take(id=2))
+    one.fetch(0)
+    with pytest.raises(FormatError):
+        node.arrivals.take(cast("Any", one), m.Take(id=2, taken=(0,)))
+    node.arrivals.take(cast("Any", one), m.Take(id=2))
+    with pytest.raises(FormatError):  # it has not been answered yet
+        node.arrivals.take(cast("Any", one), m.Take(id=3))
