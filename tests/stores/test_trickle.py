@@ -125,6 +125,19 @@ def test_steps_stay_in_the_store_for_as_long_as_they_are_wanted(trainer, afar: R
     assert afar.steps() == [1, 2, 3]
 
 
+def test_what_turns_out_dirty_goes_from_the_store_too(trainer, afar: RemoteTier) -> None:
+    one = trainer()
+    one.seal(4)
+    one.hear(m.Reached, step=4, tier="remote")
+    torn = one.seal(5)
+    one.hear(m.Reached, step=5, tier="remote")
+    one.channel.send(m.Revoked(step=5, created=torn.created, reason="torn"))
+    wait_until(lambda: afar.steps() == [4])
+    good = one.seal(5, seed=77)
+    one.hear(m.Reached, step=5, tier="remote", created=good.created)
+    assert one.fetch(5, "remote") == good.bytes
+
+
 def test_another_node_goes_on_from_the_store(
     trainer, folder: Path, tmp_path: Path, s3_server: Server, bucket: str
 ) -> None:

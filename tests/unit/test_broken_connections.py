@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from hand import wait_until
 from images import HandMade
 from parley import LAYOUT, Node, Trainer
 from zerostall import native
@@ -217,6 +218,27 @@ def test_what_it_missed_of_a_save_that_came_to_nothing_is_said_again(node: Node)
     assert "disk" not in saving.tiers
     ((kind, text),) = {(type(error).__name__, str(error)) for error in saving._errors.values()}
     assert kind == "RankError" and "it fell over" in text
+
+
+def test_what_is_revoked_while_the_connection_breaks_is_so_for_the_agent(node: Node) -> None:
+    """It has the image in memory and on disk, and would give it to whoever restores."""
+    trainer = Trainer(node)
+    trainer.lease()
+    first = trainer.save(1)
+    assert first is not None
+    saving, sealed = first
+    trainer.say(sealed, trainer.wait_for(saving))
+    node.listen()
+    node.write()
+    trainer.hear()
+    assert node.run.steps() == (1,)
+    node.lose()
+    trainer.shelf.revoked(m.Revoked(step=1, created=saving.created, reason="torn"))  # and it is told to nobody
+    trainer.say(*trainer.come_back())
+    node.listen()
+    node.write()
+    wait_until(lambda: node.run.steps() == (), 60)
+    assert node.run.berths[0].sealed_steps() == []
 
 
 def test_memory_that_was_lent_by_an_agent_that_is_gone_is_not_used(node: Node) -> None:

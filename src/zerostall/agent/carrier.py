@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from zerostall import config
 from zerostall.core import backoff
-from zerostall.errors import CorruptError, RunMismatchError, StorageError, ZerostallError
+from zerostall.errors import CorruptError, RunMismatchError, SnapshotNotFoundError, StorageError, ZerostallError
 from zerostall.flow.carry import Carried, Load, carry
 from zerostall.flow.governor import Gate
 from zerostall.flow.persist import prune
@@ -117,6 +117,7 @@ class Carrier:
         self._created: dict[int, float] = {}
         self._awaited: dict[int, _Awaited] = {}
         self._given_up: set[int] = set()
+        self._dirty: list[tuple[Past, int | None]] = []
         self._failures = 0
         self._retry_at = 0.0
         self._untidy = 0
@@ -212,6 +213,32 @@ class Carrier:
         if awaited is not None and awaited.ranks.get(rank) == past.created:
             del self._awaited[past.step]
 
+    def evict(self, past: Past, rank: int | None = None) -> None:
+        """A step is dirty after all: it goes from the store, too, after what is under way.
+
+        `past`: when it was saved, by that rank; by rank 0, where none is named.
+        """
+        self._cargo.forget()
+        self._worker.submit(lambda: self._evict((past, rank)))
+
+    def _evict(self, *more: tuple[Past, int | None]) -> None:
+        """The worker's thread. What cannot be removed now is tried again after the next step."""
+        dirty, self._dirty = [*self._dirty, *more], []
+        for past, rank in dirty:
+            step = past.step
+            try:
+                there = self._target
+                created = (there.manifest(step) if rank is None else there.open(step, rank).record).created
+                if created == past.created:
+                    there.evict(step)
+                    self._post(lambda step=step: self.steps.discard(step))
+                    log.warning("%s: step %d, which is dirty after all, is removed", self.url, step)
+            except SnapshotNotFoundError:
+                continue
+            except (ZerostallError, OSError) as error:
+                self._dirty.append((past, rank))
+                log.error("%s: step %d is dirty after all and cannot be removed: %s", self.url, step, error)
+
     def saved(self, step: int, created: float) -> None:
         """Training has come to that step: how long its steps take tells what uploads cost it."""
         stretch = self._times.saved(step, created)
@@ -271,6 +298,7 @@ class Carrier:
             if carried is not None:
                 gone = prune(self._target, self.keep, frozenset([step]))
                 self._post(lambda: self.steps.difference_update(gone))
+                self._evict()
                 self._clear()
             self._post(self._tidied)
 

@@ -73,7 +73,6 @@ class Outpost:
         self._kept: dict[Save, list[tuple[HostTier, Held]]] = {}
         self._writer = Worker(f"outpost {run.where.name}")
         self._closing = threading.Event()
-        run.trickle.evicted = self._evicted
         self._connect()
 
     def close(self) -> None:
@@ -185,7 +184,7 @@ class Outpost:
                 if (berth := self._run.berths.get(message.rank)) is not None:
                     berth.send(message.message)
 
-    def _evicted(self, past: Past) -> None:
+    def evicted(self, past: Past) -> None:
         """A committed step is no more in this node's own folder, for an image of it is dirty."""
         if self.own is not None:
             self._say(n.Evicted(past))

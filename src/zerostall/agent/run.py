@@ -85,6 +85,7 @@ class Run(Standing):
         self._pool = pool
         self._watch = watch
         self._patience = 600.0
+        self.trickle.evicted = self._evicted
 
     # -------------------------------------------------------------------------------------------------------- attaching
 
@@ -271,7 +272,15 @@ class Run(Standing):
             save = wish.save
         self.caller.revoked(berth.rank, save, past, reason)
         if self.outpost is None or self.outpost.own is not None:
-            self.trickle.evict(berth.rank, past)
+            self.evict(berth.rank, past)
+
+    def _evicted(self, past: Past) -> None:
+        """A committed step, by when rank 0 saved it, is no more on disk: it is dirty."""
+        if self.carrier is not None:
+            self.carrier.evict(past)
+        for node in (self.seat, self.outpost):
+            if node is not None:
+                node.evicted(past)
 
     # ----------------------------------------------------------------------------------------------------- what follows
 

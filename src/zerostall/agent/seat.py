@@ -131,7 +131,6 @@ class Seat:
         self._watch = watch
         self._nodes: list[Outlying] = []
         self._errand: Errand | None = None
-        run.trickle.evicted = self._evicted
         meeting = nodes.meeting
         secret = meeting.secret if meeting else secrets.token_urlsafe(32)
         entrance = Entrance(answer=lambda: on_loop(post, self._entered), enter=self._enter)
@@ -267,7 +266,7 @@ class Seat:
                     self._run.trickle.give_up(message.save.step)
                 self.chair.revoked(message.rank, message.save, message.past, message.reason)
                 image = node.images.get(message.save, {}).get(message.rank) if message.save is not None else None
-                self._run.trickle.evict(message.rank, message.past, image.facts if image is not None else None)
+                self._run.evict(message.rank, message.past, image.facts if image is not None else None)
             case n.Began():
                 self.chair.began(message.rank, message.epoch)
             case m.Plan():
@@ -280,7 +279,7 @@ class Seat:
                 if self._errand is not None and self._errand.save == message.save:
                     self._errand.written(node, message.failure.error() if message.failure else None)
 
-    def _evicted(self, past: Past) -> None:
+    def evicted(self, past: Past) -> None:
         """A committed step is no more in this node's folder, for an image of it is dirty."""
         for node in self._nodes:
             if node.apart:

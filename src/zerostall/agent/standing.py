@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from zerostall.agent.berth import Berth
     from zerostall.agent.carrier import Carrier
     from zerostall.agent.loop_call import Post
-    from zerostall.core.manifest import Manifest
+    from zerostall.core.candidates import Past
+    from zerostall.core.manifest import Manifest, RankFacts
     from zerostall.flow.governor import Governor
     from zerostall.wire import cluster as w
     from zerostall.wire import messages as m
@@ -125,6 +126,13 @@ class Standing:
         carrier = self.carrier.retry_in() if self.carrier else None
         waits = [self.trickle.retry_in(), carrier, self.caller.look_in(), self.away.look_in()]
         return min((wait for wait in waits if wait is not None), default=None)
+
+    def evict(self, rank: int, past: Past, facts: RankFacts | None = None) -> None:
+        """A rank's image is dirty after all: its step goes from where it was taken to. `facts`: see `Trickle.evict`."""
+        if not self.url:
+            self.trickle.evict(rank, past, facts)
+        elif self.carrier is not None:
+            self.carrier.evict(past, rank)
 
     def tell(self, rank: int, message: m.Reached | m.Failed) -> None:
         """A trainer, be it on this node or on another."""

@@ -67,4 +67,4 @@ class Ear:
         promises = [
             m.Promise(step=saved.step, created=saved.created, tier=tier) for saved, tier in self._ledger.urged()
         ]
-        return [*self._lockers.again(), *promises]
+        return [*self._shelf.revocations(), *self._lockers.again(), *promises]

@@ -5,6 +5,7 @@ The trainer keeps the mapping whatever becomes of the agent; a new agent takes t
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from zerostall import native
     from zerostall.core.layout import Layout
     from zerostall.wire.notice import Notice
+
+
+_REVOKED_KEPT = 64
 
 
 @dataclass(slots=True)
@@ -58,6 +62,7 @@ class Shelf:
         self._condition = condition
         self._images: dict[int, tuple[int, m.Sealed]] = {}
         self._stowed: dict[int, tuple[float, int, m.Sealed]] = {}  # created, step: until they are drained
+        self._revoked: deque[m.Revoked] = deque(maxlen=_REVOKED_KEPT)
         self._early_grant: m.Granted | None = None
         self._grant = m.Granted(slot=-1)
         self._lent = False  # the agent of now has lent what is not installed yet
@@ -174,11 +179,20 @@ class Shelf:
         with self._condition:
             return self._condition.wait_for(lambda: not self._stowed, timeout)
 
-    def revoked(self, step: int) -> None:
-        """The step is dirty after all: no agent may take it over."""
+    def revoked(self, image: m.Revoked) -> None:
+        """A step is dirty after all: no agent may take it over, and the next one must hear of it, too."""
+        step = image.step
         with self._condition:
+            self._revoked.append(image)
             self._images = {slot: image for slot, image in self._images.items() if image[0] != step}
             self._stowed = {slot: image for slot, image in self._stowed.items() if image[1] != step}
+
+    def revocations(self) -> list[m.Revoked]:
+        """For an agent that may not have heard them, where a connection broke: it may have the images still, or have
+        them on disk.
+        """
+        with self._condition:
+            return list(self._revoked)
 
     def discarded(self, slot: int) -> int:
         """What was captured there is worth nothing; the number of the grant that is given back."""

@@ -91,9 +91,9 @@ class Sealer:
             self._told.wait_for(lambda: flight.landed, TOLD_SECONDS)
         error = _torn(flight.step, late)
         self._dirty(flight, error)
-        self._shelf.revoked(flight.step)
-        reason = str(error.args[0])
-        self._link.tell(m.Revoked(step=flight.step, created=flight.saving.created, reason=reason), timeout=10.0)
+        revoked = m.Revoked(step=flight.step, created=flight.saving.created, reason=str(error.args[0]))
+        self._shelf.revoked(revoked)
+        self._link.tell(revoked, timeout=10.0)  # and once more to each agent that takes over
 
     def tell_after(self, message: m.Message, timeout: float) -> None:
         """Tell the agent, once it has heard of every flight until now: it takes a rank at its newest word."""
