@@ -176,6 +176,7 @@ class Replication:
                 newest = max(sealed, default=Past(-1, 0.0))
                 gone = self._gone.setdefault(image, deque(maxlen=_GONE_TOLD))
                 gone.extend(sorted(past for past in self._offered.get(image, set()) - sealed if past > newest))
+                gone.extend(past for past in run.revoked.get(rank, ()) if past not in gone)  # whatever is newer by now
                 self._offered[image] = sealed
                 told = tuple(past for past in gone if past not in sealed)
                 # A partner may have what made room here before it was told that it is clean.

@@ -270,6 +270,7 @@ class Run(Standing):
             self.trickle.give_up(step)
         elif berth.stowage is not None and (wish := berth.stowage.revoke(past, reason)) is not None:
             save = wish.save
+        self.remember_revoked(berth.rank, past)
         self.caller.revoked(berth.rank, save, past, reason)
         if self.outpost is None or self.outpost.own is not None:
             self.evict(berth.rank, past)

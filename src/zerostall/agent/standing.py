@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from zerostall.agent.away import Away
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from zerostall.wire import messages as m
 
 
+_REVOKED_KEPT = 8
+
+
 class Standing:
     """What `run.Run` changes, and all that deals with a run looks at. On the agent's loop.
 
@@ -40,6 +44,7 @@ class Standing:
         berths: one for each rank that this node has had and whose memory it has not given back.
         caller: who decides which saves are clean.
         carrier: takes steps to the remote tier, where there is one.
+        revoked: images that turned out dirty when they had been sealed, by rank.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class Standing:
         self.heir: w.Inherited | None = None
         self.member = False
         self.berths: dict[int, Berth] = {}
+        self.revoked: dict[int, deque[Past]] = {}
         self.folder = RunFolder(where, pool)
         self.fetches = Fetches(self.folder.disk, post, governor)
         self.tally = Tally()
@@ -126,6 +132,12 @@ class Standing:
         carrier = self.carrier.retry_in() if self.carrier else None
         waits = [self.trickle.retry_in(), carrier, self.caller.look_in(), self.away.look_in()]
         return min((wait for wait in waits if wait is not None), default=None)
+
+    def remember_revoked(self, rank: int, past: Past) -> None:
+        """For those who keep copies of it."""
+        known = self.revoked.setdefault(rank, deque(maxlen=_REVOKED_KEPT))
+        if past not in known:
+            known.append(past)
 
     def evict(self, rank: int, past: Past, facts: RankFacts | None = None) -> None:
         """A rank's image is dirty after all: its step goes from where it was taken to. `facts`: see `Trickle.evict`."""

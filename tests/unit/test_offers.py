@@ -1,0 +1,63 @@
+"""What a home tells the nodes that keep copies of its images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from parley import Node, Trainer
+from zerostall.agent.replication import Replication
+from zerostall.core.candidates import Past
+from zerostall.core.placement import ImageId
+from zerostall.wire import messages as m
+from zerostall.wire import peers as p
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path / "run")
+    yield node
+    node.close()
+
+
+def offers_of(node: Node) -> Any:
+    """Gives the offer of now each time it is called."""
+    home = SimpleNamespace(
+        _runs=[node.run], _gone={}, _offered={}, _settled={}, door=SimpleNamespace(address="127.0.0.1:1")
+    )
+    plan = {ImageId(node.run.folder.facts.run, 0): (SimpleNamespace(address="127.0.0.1:2"),)}
+
+    def offer() -> p.Offer:
+        unbound: Any = Replication._offers
+        ((_, offer),) = unbound(home, plan)
+        return offer
+
+    return offer
+
+
+@pytest.mark.parametrize("newer", [False, True], ids=["the newest", "a newer one is there by now"])
+def test_an_image_that_is_revoked_is_gone_whatever_came_after_it(node: Node, newer: bool) -> None:
+    """A partner keeps the newest clean one otherwise, and takes this one for that."""
+    trainer = Trainer(node)
+    trainer.lease()
+    offer = offers_of(node)
+    torn = trainer.save(1)
+    assert torn is not None
+    trainer.say(torn[1])
+    node.listen()
+    trainer.hear()
+    past = Past(1, torn[0].created)
+    assert past in offer().images and past not in offer().gone
+    if newer:
+        after = trainer.save(2)
+        assert after is not None
+        trainer.say(after[1])
+    trainer.say(m.Revoked(step=1, created=past.created, reason="torn"))
+    node.listen()
+    said = offer()
+    assert past in said.gone and past not in said.images
+    assert all(one.step != 1 for one in said.settled)
