@@ -116,7 +116,7 @@ def test_what_lies_one_behind_the_other_is_stored_in_runs_and_read_into_any_othe
             for number, (box, where) in enumerate(part.boxes):
                 name = tile_name(part.row.name, number)
                 shards.append(Shard(name, "int64", box.shape, array.shape, box.start))
-                boxes[name] = flat[cut_of(where)] if flat.size else flat
+                boxes[name] = flat[cut_of(where)].reshape(box.shape)
         layout = layouts.build(shards)
         image = bytearray(layout.header)
         for entry in layout.entries:

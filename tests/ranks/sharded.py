@@ -243,7 +243,6 @@ def loud(where: str) -> None:
     mesh = init_device_mesh("cpu", (size,))
     sharded = distribute_tensor(torch.arange(7.0), mesh, [Shard(0)])
     refused(where + "-4", hint="cut along dimension 0", s={"w": sharded if rank else torch.arange(7.0)})
-    refused(where + "-7", hint="m.w is dealt out over ranks, and marked", m=zerostall.RankLocal({"w": sharded}))
     with zerostall.Checkpointer(where + "-5", rng=False, s={"w": alike}) as ckpt:
         ckpt.save(1).wait("disk", timeout=60)
         say("saved")

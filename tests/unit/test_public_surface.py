@@ -53,7 +53,7 @@ PARAMETERS = {
     "Keep": "last every best mode within",
     "Peer": "copies",
     "Remote": "url every keep rate",
-    "RankLocal": "value only",
+    "RankLocal": "value only owner",
     "snapshots": "where",
     "verify": "where step progress",
     "load": "where step only device process_group",

@@ -1,7 +1,9 @@
-"""What belongs to one rank alone, while data of that name on other ranks is other data: how it is called.
+"""What belongs to one rank or to some ranks, while data of that name on other ranks is other data: how it is called.
 
-In a rank's layout it has `[=own]` behind its name, so that ranks with such tensors can share one layout. Where a step
-is looked at as a whole it has `[=rank <number>]`, which in format versions 1 and 2 stood in layouts, too.
+What is one rank's alone has `[=own]` behind its name in that rank's layout, so that ranks with such tensors can share
+one layout. Where a step is looked at as a whole it has `[=rank <number>]`, which in format versions 1 and 2 stood in
+layouts, too. What some ranks hold together, each a part or all of it, has `[=owner <who>]` everywhere: to the format
+that is a tensor of another name.
 """
 
 from __future__ import annotations
@@ -13,13 +15,16 @@ from zerostall.core.quoting import quote
 from zerostall.core.shards import DISTINCT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from zerostall.core.shards import Entry, Shard, View
 
 _OWN = "[=own]"
 _ENDS = (_OWN, _OWN + DISTINCT)
 _RANK = re.compile(r"\[=rank ([0-9]+)\]\Z")
+_OWNED = re.compile(r"\[=owner ([^\[\]]+)\]\Z")
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ :/-]{0,63}")
+_RANKS = "ranks "
 
 
 def own_name(name: str) -> str:
@@ -53,7 +58,47 @@ def owner(name: str) -> tuple[str, int | None]:
 
 def bare(name: str) -> str:
     """Return the user's name of what is called `name` in a layout."""
-    return name.removesuffix(_OWN)
+    return shared_by(name.removesuffix(_OWN))[0]
+
+
+def owner_problem(who: str) -> str:
+    """Say why this cannot name an owner, or return ''."""
+    if who.startswith(_RANKS):
+        return f"begins with {_RANKS!r}, as owners do that have no name"
+    return "" if _PLAIN.fullmatch(who) else "is not 1 to 64 letters, digits, spaces and _ : / -, the first no sign"
+
+
+def owned_name(name: str, who: str) -> str:
+    """Return what a tensor is called that some ranks hold together."""
+    return f"{name}[=owner {who}]"
+
+
+def shared_by(name: str) -> tuple[str, str | None]:
+    """Return the user's name of a tensor, and the owner of it, if it has one."""
+    match = _OWNED.search(name) if name.endswith("]") else None
+    return (name[: match.start()], match[1]) if match else (name, None)
+
+
+def first_owner(names: Iterable[str]) -> str | None:
+    """Return the owner whose name comes first of those that tensors of these names have."""
+    return min(filter(None, (shared_by(name)[1] for name in names)), default=None)
+
+
+def unnamed_owner(ranks: Sequence[int], size: int) -> str:
+    """Who these ranks of `size` are together, where the user has no name for it: nobody in any other world."""
+    runs: list[list[int]] = []  # first, last, step
+    for rank in sorted(ranks):
+        last = runs[-1] if runs else None
+        if last is not None and (last[0] == last[1] or rank - last[1] == last[2]):
+            last[1:] = rank, rank - last[1]
+        else:
+            runs.append([rank, rank, 1])
+    return f"{_RANKS}{' '.join(map(_run, runs))} of {size}"
+
+
+def _run(run: Sequence[int]) -> str:
+    first, last, step = run
+    return f"{first}" if first == last else f"{first}-{last}" + (f"/{step}" if step > 1 else "")
 
 
 def own_problems(boxes: Sequence[Shard | Entry], views: Sequence[View]) -> Iterator[str]:

@@ -168,7 +168,7 @@ def _share(rows: Sequence[tuple[Row, Held | Run]], index: int, count: int) -> li
             # Nothing to move, but the tensor must be known of: the first of the holders tells it. Of a single element
             # there is no empty box; whoever has it tells.
             if index == 0 and row.shape:
-                found.append(Part(row, tuple(own.boxes()) or _nothing(row), own.shape))
+                found.append(Part(row, tuple(own.boxes()) or _nothing(row, own), own.shape))
         elif at <= high and low <= at + size:
             # A share's end is rounded alike by the two whose shares meet there.
             begin = 0 if index == 0 else _rounded(row, own.shape, low - at)
@@ -180,9 +180,10 @@ def _share(rows: Sequence[tuple[Row, Held | Run]], index: int, count: int) -> li
     return found
 
 
-def _nothing(row: Row) -> tuple[tuple[Box, Box], ...]:
-    empty = Box((0,) * len(row.shape), (0,) * len(row.shape))
-    return ((empty, empty),)
+def _nothing(row: Row, own: Held | Run) -> tuple[tuple[Box, Box], ...]:
+    # A run of a tensor's elements has one dimension, whatever the tensor has.
+    empty, of_own = (Box((0,) * len(shape), (0,) * len(shape)) for shape in (row.shape, own.shape))
+    return ((empty, of_own),)
 
 
 def _rounded(row: Row, shape: Sequence[int], nbytes: int) -> int:

@@ -15,7 +15,7 @@ from zerostall.core.contents import natural
 from zerostall.core.dtypes import DTYPES
 from zerostall.core.layout import Shard, View
 from zerostall.core.mosaic import Tile, row_major
-from zerostall.core.own import local_name
+from zerostall.core.own import first_owner, local_name, owned_name
 from zerostall.core.pieces import gather
 from zerostall.core.shards import DISTINCT
 from zerostall.flow.catalog import opened_run
@@ -73,6 +73,7 @@ class WholeStep:
         self._images = images
         self._held = gather([image.stored.layout for image in images])
         self.tensors = _tensors(self._held)
+        self._first_owner = first_owner(self._held.wholes) or ""
         self.kinds: dict[str, str] = {}
         for image in images:
             for name, kind in parts.kinds(image.stored.record.values).items():
@@ -107,7 +108,7 @@ class WholeStep:
         Raises:
             CorruptError: not all of it is stored.
         """
-        for known in (name, local_name(name, 0)):
+        for known in (name, local_name(name, 0), owned_name(name, self._first_owner)):
             if known in self._held.wholes:
                 self._held.insist([known])
                 return self._held.wholes[known].pieces

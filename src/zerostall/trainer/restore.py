@@ -96,7 +96,7 @@ def restore(source: Source, state: State, request: Request) -> Outcome:
     seen = frozenset(common.seen)
     for past in common.ordered:
         several = any(copy.world > 1 for copy in copies if copy.step == past.step)
-        if world.size > 1 or several or request.asked.only is not None:
+        if world.size > 1 or several or state.has_owners or request.asked.only is not None:
             tier, news = _collect(source, state, request, past, copies)
             if tier:
                 return Outcome(past.step, seen, tier)

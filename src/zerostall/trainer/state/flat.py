@@ -25,7 +25,7 @@ class Place(NamedTuple):
     """Where a parameter is in a flat one.
 
     Attributes:
-        ranks: over which that is divided, equally; `rank`: which of them this is.
+        ranks: over which that is divided, equally; `rank`: which of them this is; `over`: their numbers in the job.
         each: elements that a rank has of the flat one.
         ahead: elements before the parameter in the flat one.
     """
@@ -34,6 +34,7 @@ class Place(NamedTuple):
     rank: int
     each: int
     ahead: int
+    over: tuple[int, ...] = ()
 
 
 class FlatShard(torch.Tensor):
@@ -105,7 +106,9 @@ def shards(wrapper: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor, F
         return  # original parameters, all of each
     flat: Any = handle.flat_param
     _reshard(wrapper, handle, flat)
+    distributed = sys.modules["torch.distributed"]
     ranks = handle.world_size if handle.uses_sharded_strategy else 1
+    over = tuple(distributed.get_process_group_ranks(handle.process_group)) if ranks > 1 else ()
     each = int(flat.numel())
     found: dict[tuple[int, str], tuple[torch.Tensor, FlatShard]] = {}
     every = zip(_offsets(flat), flat._param_infos, flat._shard_param_infos, flat._shapes, strict=True)
@@ -114,7 +117,7 @@ def shards(wrapper: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor, F
             raise UnfitError(f"{flat._fqns[number]} is not contiguous, so its elements are not in their order")
         if flat._param_extensions[number] is not None:
             raise UnfitError(f"{flat._fqns[number]} is distributed in another way, too")
-        place = Place(ranks, handle.rank if ranks > 1 else 0, each, ahead)
+        place = Place(ranks, handle.rank if ranks > 1 else 0, each, ahead, over)
         first, count = (shard.offset_in_shard, shard.numel_in_shard) if shard.in_shard else (0, 0)
         held: torch.Tensor = flat
         if handle._use_orig_params:

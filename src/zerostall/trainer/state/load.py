@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from zerostall.core import names
-from zerostall.core.own import owner
+from zerostall.core.own import first_owner, owner, shared_by
 from zerostall.trainer.state import refs, stored_step, tensors, writes
 from zerostall.trainer.state.aliasing import DISTINCT
 from zerostall.trainer.state.parts.optimizer_record import OptimizerRecord
@@ -86,25 +86,33 @@ def _state(stored: Stored, ranks: Sequence[Stored]) -> StoredState:
 
 
 def _of_ranks(stored: Stored, ranks: Sequence[Stored]) -> StoredState:
-    said = stored_step.read(stored_step.Images.of(ranks), 0, len(ranks)).state
+    first = first_owner(entry.name for entry in stored.layout.entries)
+    owners = stored_step.Owners(every=frozenset([first] if first else []))
+    said = stored_step.read(stored_step.Images.of(ranks), 0, len(ranks), owners).state
     entries: list[Entry] = []
     views: list[View] = []
-    others = 0
     for entry in stored.layout.entries:
-        bare, rank = owner(entry.name)
-        others += bool(rank)
-        if not rank:
+        bare = _first_ones(entry.name, first)
+        if bare is not None:
             entries.append(msgspec.structs.replace(entry, name=bare))
     for view in stored.layout.views:
-        bare, rank = owner(view.name)
-        if not rank:
-            views.append(msgspec.structs.replace(view, name=bare, base=owner(view.base)[0]))
-    if others:
-        _log.warning("%d tensors are the own ones of ranks other than 0 (RankLocal) and are not loaded", others)
+        bare, base = _first_ones(view.name, first), _first_ones(view.base, first)
+        if bare is not None and base is not None:
+            views.append(msgspec.structs.replace(view, name=bare, base=base))
+    if others := len(stored.layout.entries) - len(entries):
+        whose = f" and owners other than {first!r}" if first else ""
+        _log.warning("%d tensors are those of ranks other than 0%s (RankLocal) and are not loaded", others, whose)
     layout = msgspec.structs.replace(stored.layout, entries=tuple(entries), views=tuple(views))
     state = StoredState(layout, said.parts, said.rng, said.base)
     state.index()
     return state
+
+
+def _first_ones(name: str, first: str | None) -> str | None:
+    """The user's name of what belongs to all, to rank 0 or to the owner named first; None for what others have."""
+    bare, rank = owner(name)
+    bare, who = shared_by(bare)
+    return None if rank or who not in (None, first) else bare
 
 
 def outline(stored: Stored, tensor: Callable[[str], torch.Tensor]) -> dict[str, object]:

@@ -136,7 +136,7 @@ def aim(
 
 def meet_step(walk: Walk, step: StoredStep, asked: Asked) -> Meeting:
     """Compare a step of several ranks with what is here; see `State.meet`."""
-    met = _meet(walk, step.state, asked)
+    met = _meet(walk, step.state, asked, step.strangers)
     met.target.warnings.extend(step.warnings)
     met.step = step
     return met
@@ -188,7 +188,7 @@ class Meeting:
         return Rest(self.target, self.parts, dict(reversed(self.pairs)), match, states)
 
 
-def _meet(walk: Walk, state: StoredState, asked: Asked) -> Meeting:
+def _meet(walk: Walk, state: StoredState, asked: Asked, strangers: Sequence[str] = ()) -> Meeting:
     _refuse_meta(walk)
     walk.raise_problems()
     only = asked.globs
@@ -202,7 +202,7 @@ def _meet(walk: Walk, state: StoredState, asked: Asked) -> Meeting:
     refused = {name: state.refused[name] for name in match.missing if name in state.refused}
     match = msgspec.structs.replace(
         match,
-        unexpected=tuple(filter(walk.choice.covers, match.unexpected)),
+        unexpected=(*filter(walk.choice.covers, match.unexpected), *(strangers if only is None else ())),
         different=match.different | target.different | refused,
     )
     if state.base and only is None:

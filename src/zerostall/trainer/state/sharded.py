@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -9,6 +10,7 @@ import torch
 
 from zerostall.core.boxes import Box
 from zerostall.core.cuts import FLAT, Cut, Held, Run, held
+from zerostall.core.own import unnamed_owner
 from zerostall.errors import StateError
 from zerostall.trainer.state import tensors
 from zerostall.trainer.state.flat import FlatShard
@@ -71,6 +73,19 @@ def sharding(name: str, holder: Holder) -> Sharding:
             hint="tensors that are dealt out in unequal parts must follow torch.chunk, as distribute_tensor does",
         )
     return found
+
+
+def holders_of(holder: Holder) -> str:
+    """Name the ranks that hold a tensor together of which each has a part; '' where all of it is here."""
+    if not tensors.is_distributed(holder):
+        return ""
+    if isinstance(holder, FlatShard):
+        ranks = holder.place.over
+    else:
+        mesh, placements = holder.device_mesh, holder.placements  # type: ignore[union-attr]
+        cut = any(mesh.size(n) > 1 and not placement.is_replicate() for n, placement in enumerate(placements))
+        ranks = tuple(mesh.mesh.flatten().tolist()) if cut else ()
+    return unnamed_owner(ranks, sys.modules["torch.distributed"].get_world_size()) if ranks else ""
 
 
 def _flat(name: str, holder: FlatShard) -> Sharding:

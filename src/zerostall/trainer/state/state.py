@@ -28,8 +28,9 @@ from zerostall.trainer.state.half_written import HalfWritten
 from zerostall.trainer.state.parts import rng as generators_of
 from zerostall.trainer.state.parts.kinds import part_of, root_part
 from zerostall.trainer.state.parts.rng import GeneratorStates
-from zerostall.trainer.state.rank_local import unmarked
+from zerostall.trainer.state.rank_local import RankLocal, unmarked
 from zerostall.trainer.state.returning import Landings, RestoreReport, Targets
+from zerostall.trainer.state.stored_step import Owners
 from zerostall.trainer.state.surveying import Survey
 from zerostall.trainer.state.walk import Later, OutdatedError, Part, Walk
 from zerostall.trainer.world import World
@@ -148,6 +149,9 @@ class State:
         choice: which of it all is saved and restored. ValueError where a pattern fits nothing.
         expected: name of a tensor -> its global shape; any other, or none of that name, is a StateError at `survey`.
         world: the ranks that hold the state together.
+
+    Attributes:
+        has_owners: whether tensors are marked with an owner's name, so that a restore must ask whose what is stored is.
     """
 
     def __init__(
@@ -161,6 +165,7 @@ class State:
         world: World | None = None,
     ) -> None:
         self._roots, self._rank_local = unmarked(dict(roots))
+        self.has_owners = any(isinstance(value, RankLocal) and value.owner for value in roots.values())
         self._world = World.alone() if world is None else world
         self._dealing = Dealing(self._world)
         self._surveyed = False
@@ -328,7 +333,6 @@ class State:
         What is not expected here may be so on another rank: so nothing of what does not fit is raised yet. `let_go` of
         what comes of it.
         """
-        step = stored_step.read(images, self._world.rank, self._world.size)
         walk = self._walk(self._roots)
         assignment: Assignment | None = None
         if asked.meta_to is not None and walk.meta:
@@ -337,6 +341,7 @@ class State:
         try:
             if assignment is not None:
                 walk = self._walk(self._roots)
+            step = stored_step.read(images, self._world.rank, self._world.size, Owners.among(walk.leaves))
             met = returning.meet_step(walk, step, asked)
         except BaseException:
             if assignment is not None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
+import msgspec
+
 from zerostall.core import values
+from zerostall.core.own import bare
 from zerostall.core.values import TensorRef
 from zerostall.errors import FormatError
 from zerostall.trainer.state import refs
@@ -42,6 +45,18 @@ def read_values(document: Document) -> tuple[dict[str, StoredPart], object, str]
     return parts, tree.get("rng"), base
 
 
+def _unmarked(layout: Layout) -> Layout:
+    """One process has all that there is, so that whose it was is no question; of several, names stay apart."""
+    if not any(entry.name.endswith("]") for entry in layout.entries):
+        return layout
+    replace = msgspec.structs.replace
+    entries = tuple(replace(entry, name=bare(entry.name)) for entry in layout.entries)
+    views = tuple(replace(view, name=bare(view.name), base=bare(view.base)) for view in layout.views)
+    if len({one.name for one in (*entries, *views)}) != len(entries) + len(views):
+        return layout
+    return replace(layout, entries=entries, views=views)
+
+
 @dataclass(slots=True)
 class StoredState:
     """A stored state, indexed.
@@ -62,7 +77,7 @@ class StoredState:
     def read(stored: Stored) -> StoredState:
         """Index a layout and a record. FormatError where the values are not what a survey writes."""
         parts, rng, base = read_values(stored.record.values)
-        state = StoredState(stored.layout, parts, rng, base)
+        state = StoredState(_unmarked(stored.layout), parts, rng, base)
         state.index()
         for part in parts.values():
             for name in refs.names_in(part.tree):

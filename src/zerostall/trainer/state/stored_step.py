@@ -14,18 +14,19 @@ from zerostall.core import leaves, pieces
 from zerostall.core.dtypes import DTYPES
 from zerostall.core.kinds import kinds
 from zerostall.core.layout import Layout, View
-from zerostall.core.own import owner
+from zerostall.core.own import owner, shared_by
 from zerostall.core.shards import Entry
 from zerostall.trainer.state import refs
 from zerostall.trainer.state.stored import StoredPart, StoredState, read_values
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from zerostall.core.kinds import Kind
     from zerostall.core.manifest import Record
     from zerostall.core.pieces import Whole
     from zerostall.tiers.contract import Stored
+    from zerostall.trainer.state.walk import Leaf
 
 _NAMED = 8
 
@@ -61,34 +62,82 @@ class StoredStep:
         world: how many ranks stored it.
         state: all of it as one state: its layout's entries are whole tensors that lie nowhere.
         wholes: name of such an entry -> where its parts are.
+        strangers: names of tensors that have owners of whom nothing was taken, one for each.
         warnings: what the user should know.
     """
 
     world: int
     state: StoredState
     wholes: dict[str, Whole]
+    strangers: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
-def read(images: Images, rank: int, size: int) -> StoredStep:
-    """Read a step for one of `size` ranks.
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """Whose the tensors of this rank are that are somebody's.
+
+    Attributes:
+        of: by name; "" is this rank alone.
+        every: all owners that have a name.
+    """
+
+    of: Mapping[str, str] = field(default_factory=dict)
+    every: frozenset[str] = frozenset()
+
+    @classmethod
+    def among(cls, walked: Iterable[Leaf]) -> Owners:
+        of = {leaf.name: leaf.whose for leaf in walked if leaf.whose is not None}
+        return cls(of, frozenset(filter(None, of.values())))
+
+    def choose(self, name: str, stored: Collection[str]) -> str | None:
+        """Of the owners under whom a tensor is stored the one that this rank is; None where that is not clear.
+
+        What is not here yet, an optimizer's state, is that owner's of whom this rank has other tensors.
+        """
+        if name in self.of:
+            return self.of[name] if self.of[name] in stored else None
+        mine = self.every.intersection(stored)
+        return next(iter(mine)) if len(mine) == 1 else None
+
+
+NOBODY = Owners()
+
+
+def read(images: Images, rank: int, size: int, owners: Owners = NOBODY) -> StoredStep:
+    """Read a step for one of `size` ranks, whose tensors are these owners'.
 
     FormatError where the ranks' images contradict each other. Whether every part is there is not looked at yet.
     """
     mine = size == images.world
     # Where nothing of it can be taken over, one rank of each kind tells the names.
-    owners = (rank,) if mine else {kind.ranks[0] for kind in images.kinds}
-    found = pieces.gathered(images.kinds, owners)
+    found = pieces.gathered(images.kinds, (rank,) if mine else {kind.ranks[0] for kind in images.kinds})
     names: dict[str, str] = {}
     refused: dict[str, str] = {}
+    owned: dict[str, dict[str, str]] = {}
     for name in [*found.wholes, *found.views]:
         bare, whose = owner(name)
         if whose is None:
-            names[name] = name
+            bare, who = shared_by(name)
+            if who is None:
+                names[name] = name
+            else:
+                owned.setdefault(bare, {})[who] = name
         elif mine and whose == rank:
             names[name] = bare
         elif not mine:
             refused[bare] = f"is each rank's own (RankLocal), saved by {images.world} ranks; {size} cannot take it over"
+    strangers: dict[str, str] = {}
+    for bare, under in owned.items():
+        who = owners.choose(bare, under)
+        if who is not None:
+            names[under[who]] = bare
+        else:
+            refused[bare] = _unclear(under, owners.of.get(bare))
+        for other, name in under.items():
+            strangers.setdefault(other, name)
+    for name in names:
+        strangers.pop(shared_by(name)[1] or "", None)
     wholes = {names[name]: whole for name, whole in found.wholes.items() if name in names}
     entries = tuple(_entry(name, whole) for name, whole in wholes.items())
     views = tuple(
@@ -96,8 +145,10 @@ def read(images: Images, rank: int, size: int) -> StoredStep:
         for view in found.views.values()
         if view.name in names and view.base in names
     )
-    own = rank % images.world
+    own = _like(images, rank, owners)
     parts, rng, base = read_values(images.records[own].values)
+    if own != rank % images.world:
+        rng = read_values(images.records[rank % images.world].values)[1]
     state = StoredState(Layout(entries, views, b"", 0, ""), parts, rng, base, refused)
     state.index()
     for other, record in sorted(images.records.items()):
@@ -109,7 +160,30 @@ def read(images: Images, rank: int, size: int) -> StoredStep:
     if rank >= images.world:
         state.rng = None
         warnings.append(f"no random generators were saved for rank {rank}: they stay as they are")
-    return StoredStep(images.world, state, wholes, warnings)
+    return StoredStep(images.world, state, wholes, sorted(strangers.values()), warnings)
+
+
+def _unclear(stored: Iterable[str], here: str | None) -> str:
+    """Why none of the owners under whom a tensor is stored is this rank, in words."""
+    shown = sorted(stored)
+    more = f" and {len(shown) - _NAMED} more" if len(shown) > _NAMED else ""
+    mine = f"{here!r}'s" if here else "nobody's" if here is None else "this rank's own"
+    return f"is stored as that of {', '.join(map(repr, shown[:_NAMED]))}{more} (RankLocal); here it is {mine}"
+
+
+def _like(images: Images, rank: int, owners: Owners) -> int:
+    """The rank whose small values this one takes over: that of its number, or one of the same owner where it is not."""
+    same = rank % images.world
+    if not owners.every:
+        return same
+    others: list[int] = []
+    for kind in images.kinds:
+        whose = {shared_by(entry.name)[1] for entry in kind.layout.entries} - {None}
+        if same in kind.ranks and (not whose or whose & owners.every):
+            return same
+        if whose & owners.every:
+            others += [other for other in kind.ranks if other in images.records][:1]
+    return others[0] if others else same
 
 
 def _entry(name: str, whole: Whole) -> Entry:

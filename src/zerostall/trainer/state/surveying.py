@@ -12,7 +12,7 @@ from zerostall import native
 from zerostall.core import layout as layouts
 from zerostall.core.boxes import Box
 from zerostall.core.layout import Shard, View
-from zerostall.core.own import bare, is_own, own_name
+from zerostall.core.own import bare, is_own, own_name, owned_name
 from zerostall.core.partition import Row
 from zerostall.core.shards import tile_name
 from zerostall.errors import StateError
@@ -139,13 +139,13 @@ def look(walk: Walk, *, size: int, user_guards: bool) -> Found:
     """Find what is to be stored of what a walk found, on this rank."""
     _refuse_twins(walk.leaves)
     found = Found(walk)
-    groups: dict[tuple[bool, bool], list[Leaf]] = {}
+    groups: dict[tuple[str | None, bool], list[Leaf]] = {}
     for leaf in walk.leaves:
-        local = leaf.local and size > 1
-        if local:
-            _refuse_dealt_out(leaf)
-            leaf = msgspec.structs.replace(leaf, name=own_name(leaf.name))
-        groups.setdefault((local, tensors.is_distributed(leaf.holder)), []).append(leaf)
+        whose = leaf.whose if size > 1 else leaf.whose or None  # one rank's own is all there is where it is alone
+        if whose is not None:
+            name = owned_name(leaf.name, whose) if whose else own_name(leaf.name)
+            leaf = msgspec.structs.replace(leaf, name=name)
+        groups.setdefault((whose, tensors.is_distributed(leaf.holder)), []).append(leaf)
     for (_, distributed), leaves in groups.items():
         if distributed:
             _share_distributed(found, leaves)
@@ -305,15 +305,6 @@ def _placed(view: View, base: str, number: int, box: Box, whole: tuple[int, ...]
     if box.shape == whole:
         return msgspec.structs.replace(view, base=base)
     return View(tile_name(view.name, number), base, view.dtype, box.shape, contiguous_strides(box.shape), 0)
-
-
-def _refuse_dealt_out(leaf: Leaf) -> None:
-    if tuple(tensors.own(leaf.holder).shape) != tuple(leaf.holder.shape):
-        raise StateError(
-            f"{leaf.name} is dealt out over ranks, and marked RankLocal",
-            hint="give RankLocal what this rank has of it, tensor.to_local(); or leave the mark out, if all ranks that "
-            "hold it are in this process group",
-        )
 
 
 def _refuse_twins(leaves: list[Leaf]) -> None:

@@ -16,6 +16,7 @@ from zerostall.trainer.state import tensors
 from zerostall.trainer.state.choice import Choice
 from zerostall.trainer.state.flat import FlatShard, members_of
 from zerostall.trainer.state.refs import ArrayRef, Composite
+from zerostall.trainer.state.sharded import holders_of
 from zerostall.trainer.state.tensors import Geometry, Holder
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ class Leaf(msgspec.Struct, frozen=True):
         where: in which memory its elements are, and how.
         owner: id of the tensor the user sees: of the outer one where this lies within a tensor subclass.
         trainable: whether a gradient is asked for.
-        local: it is this rank's own, whatever others have under its name.
+        whose: None where all ranks have the same under its name; "" where it is this rank's own, whatever others have;
+            or the owner's name, where the ranks that name the same one hold it together.
         leads: where several ranks have it, the first one's counts.
     """
 
@@ -104,7 +106,7 @@ class Leaf(msgspec.Struct, frozen=True):
     where: Geometry
     owner: int
     trainable: bool
-    local: bool = False
+    whose: str | None = None
     leads: bool = False
 
 
@@ -142,10 +144,10 @@ class Walk:
         asked: names that the choice was asked about.
         left_out: tensors of modules that are not saved.
         meta: those tensors that have no data, by name; a part of problems.
-        rank_local: tells by a tensor's name whether it belongs to this rank alone.
-        local_owners: ids of the tensors that do.
+        rank_local: tells by a tensor's name whose it is, as `Leaf.whose`.
+        owned: id of each tensor that is somebody's -> whose.
         leading: what is found now is the first rank's (the buffers that DistributedDataParallel hands out).
-        inheriting: what is found now belongs to a tensor that is this rank's own.
+        inheriting: whose that tensor is to which what is found now belongs.
         made: tensors that are made of others, which they may exchange.
         flats: id of what an optimizer holds of FSDP1 -> the parameters that are in it.
     """
@@ -166,10 +168,10 @@ class Walk:
     root: str = ""
     asked: list[str] = field(default_factory=list)
     left_out: list[tuple[str, torch.Tensor]] = field(default_factory=list)
-    rank_local: Callable[[str], bool] = lambda name: False
-    local_owners: set[int] = field(default_factory=set)
+    rank_local: Callable[[str], str | None] = lambda name: None
+    owned: dict[int, str] = field(default_factory=dict)
     leading: bool = False
-    inheriting: bool = False
+    inheriting: str | None = None
     flats: dict[int, list[FlatShard]] = field(default_factory=dict)
     made: list[Made] = field(default_factory=list)
     _late: list[Part] = field(default_factory=list)
@@ -236,11 +238,11 @@ class Walk:
                 self.meta[name] = holder
             return None
         if tensors.is_plain(holder):
-            local = self.inheriting or self.rank_local(name)
-            if local:
-                self.local_owners.add(owner)
+            whose = self.rank_local(name) if self.inheriting is None else self.inheriting
+            if whose is not None:
+                whose = self.owned[owner] = whose or holders_of(holder)
             where = tensors.geometry(holder)
-            self.leaves.append(Leaf(name, holder, where, owner, trainable, local, self.leading))
+            self.leaves.append(Leaf(name, holder, where, owner, trainable, whose, self.leading))
             return TensorRef(name) if isinstance(holder, torch.Tensor) else ArrayRef(name)
         assert isinstance(holder, torch.Tensor)
         attributes, context = holder.__tensor_flatten__()  # type: ignore[attr-defined]

@@ -171,7 +171,7 @@ class OptimizerPart:
         label = self._labels[id(param)]
         path = self._path(label)
         first = len(walk.leaves)
-        walk.inheriting = id(param) in walk.local_owners
+        walk.inheriting = walk.owned.get(id(param))
         if type(state) is dict and all(map(_is_flat, state.values())):
             if not walk.watched or walk.watched[-1] is not state:  # which is that of many where FSDP has made them one
                 walk.watched.append(cast("dict[object, object]", state))
@@ -191,7 +191,7 @@ class OptimizerPart:
             tree = LiveTree(path)
             tree.gather(walk, state)
             self._trees.append((label, tree, param))
-        walk.inheriting = False
+        walk.inheriting = None
         walk.guarded.update(leaf.owner for leaf in walk.leaves[first:])
 
     def _extra_state(self) -> dict[object, object]:
