@@ -207,7 +207,14 @@ NB_MODULE(_native, m) {
   m.def(
       "interpreter", [] { return PyInterpreterState_GetID(PyInterpreterState_Get()); },
       "Which of this process's interpreters asks; the main one is 0.");
-  m.def("forks", &zs::forks, "How many forks this process is away from the one that loaded this module.");
+  m.def(
+      "forks",
+      [] {
+        auto* const at = reinterpret_cast<char*>(const_cast<uint32_t*>(zs::forks_at()));
+        return nb::steal<nb::object>(PyMemoryView_FromMemory(at, sizeof(uint32_t), PyBUF_READ));
+      },
+      nb::sig("def forks() -> memoryview"),
+      "The number of forks that this process is away from the one that loaded this module.");
   m.def("crc32c", &zs::python::crc32c_of, "data"_a, "value"_a = 0,
         nb::sig("def crc32c(data: bytes | bytearray | memoryview, value: int = 0) -> int"),
         "CRC-32C of `data`, which follows bytes whose checksum is `value`.");

@@ -1,6 +1,7 @@
 #include "bindings.hpp"
 #include "bindings_still.hpp"
 #include "error.hpp"
+#include "prefetch.hpp"
 #include "scatter.hpp"
 #include "tensors.hpp"
 #include "transfer.hpp"
@@ -34,7 +35,7 @@ struct CaptureOrder {
   zs::Pieces at_once;
   int announce;
 
-  std::unique_ptr<Capture> begin(uint64_t image, const Streams& streams, bool forecast,
+  std::unique_ptr<Capture> begin(uint64_t image, uint64_t busy, const Streams& streams, bool forecast,
                                  std::pair<uint64_t, uint64_t> sampling) const {
     auto& tensors = nb::cast<zs::Tensors&>(sources);
     if (!tensors.refresh().empty()) return nullptr;
@@ -42,7 +43,7 @@ struct CaptureOrder {
     const auto& workers = nb::cast<const zs::Pool&>(pool);
     std::vector<nb::object> keep{pool, sources};
     std::vector<zs::Training> trainings = trainings_of(streams, &keep);
-    return made<zs::Capture>(
+    auto capture = made<zs::Capture>(
         std::move(keep),
         [&] {
           return zs::Capture::begin(workers, plan, std::move(arrays), pointer<std::byte>(image), at_once,
@@ -50,10 +51,13 @@ struct CaptureOrder {
                                     true, {sampling.first, sampling.second});
         },
         at_once->size() < kBrief);
+    if (busy != 0) __atomic_store_n(pointer<uint8_t>(busy), uint8_t{1}, __ATOMIC_RELAXED);
+    return capture;
   }
-  std::unique_ptr<Capture> begin_at_rest(Still& still, uint64_t image, const Streams& streams, bool forecast,
-                                         std::pair<uint64_t, uint64_t> sampling) const {
-    return still.same() ? begin(image, streams, forecast, sampling) : nullptr;
+  std::unique_ptr<Capture> begin_at_rest(Still& still, uint64_t image, uint64_t busy, const Streams& streams,
+                                         bool forecast, std::pair<uint64_t, uint64_t> sampling) const {
+    if (busy != 0) prefetch(pointer<uint8_t>(busy));
+    return still.same() ? begin(image, busy, streams, forecast, sampling) : nullptr;
   }
 };
 
@@ -127,6 +131,9 @@ void bind_copies(nb::module_& m) {
       .def(
           "start", [](const Capture& c) { c.get().start_soon(); },
           "Let the pool's threads begin, a moment later: none is woken within this call.")
+      .def(
+          "hurry", [](const Capture& c) { c.get().hurry(); },
+          "Let them begin now: somebody waits. Any thread.")
       .def(
           "protect",
           [](const Capture& c, uint64_t freeze_bytes, const Streams& streams,
@@ -203,15 +210,16 @@ void bind_copies(nb::module_& m) {
           nb::sig("def __init__(self, pool: Pool, plan: Plan, sources: Tensors, *, at_once: Pieces, "
                   "announce: int = -1) -> None"))
       // Without names and defaults, which take nanobind longer.
-      .def(
-          "begin", &CaptureOrder::begin,
-          nb::sig("def begin(self, image: int, streams: collections.abc.Sequence[tuple[Device, int]], "
-                  "forecast: bool, sampling: tuple[int, int], /) -> Capture | None"),
-          "A capture that is held, into the image at that address, after sources.refresh(); None where that "
-          "found some that are no longer what they were. `streams` and `sampling` as of Capture; `forecast`: "
-          "as its ahead=None, else a guard waits for all chunks.")
+      .def("begin", &CaptureOrder::begin,
+           nb::sig("def begin(self, image: int, busy: int, "
+                   "streams: collections.abc.Sequence[tuple[Device, int]], forecast: bool, "
+                   "sampling: tuple[int, int], /) -> Capture | None"),
+           "A capture that is held, into the image at that address, after sources.refresh(); None where that "
+           "found some that are no longer what they were. `busy`: address of a byte that is 1 from then on, "
+           "or 0. `streams` and `sampling` as of Capture; `forecast`: as its ahead=None, else a guard waits "
+           "for all chunks.")
       .def("begin_at_rest", &CaptureOrder::begin_at_rest,
-           nb::sig("def begin_at_rest(self, still: Still, image: int, "
+           nb::sig("def begin_at_rest(self, still: Still, image: int, busy: int, "
                    "streams: collections.abc.Sequence[tuple[Device, int]], forecast: bool, "
                    "sampling: tuple[int, int], /) -> Capture | None"),
            "Likewise; None also where `still` is not the same.");

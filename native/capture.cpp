@@ -295,6 +295,7 @@ Protection Capture::protect(uint64_t freeze_bytes, std::span<const Training> tra
     result.spared_bytes += redirected.spared_bytes;
   }
   if (drains_.empty()) result.pending = unclaimed();
+  if (drains_.empty() && result.pending > 1) workers_->hurry();  // they help
   uint64_t left = freeze_bytes;
   while (const std::optional<uint64_t> chunk = claim()) {
     const uint64_t size = host_bytes(*chunk);
@@ -316,6 +317,7 @@ Protection Capture::protect(uint64_t freeze_bytes, std::span<const Training> tra
     all_released_.wait(lock, [this] { return unreleased_.load(std::memory_order_acquire) == 0; });
     result.waited = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
+  if (drains_.empty() && (result.pending != 0 || result.waited != 0)) workers_->hasten();
   return result;
 }
 

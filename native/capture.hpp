@@ -80,6 +80,9 @@ class Capture final : public Job, private Landing {
     if (drains_.empty() || (come_.fetch_or(kCaller) & kLanes) != 0) Job::start_soon();
   }
 
+  // Somebody waits: what start_soon() left for later begins now.
+  void hurry() const { workers_->hurry(); }
+
   // Returns when no source in host memory will be read any more, and none on a device by anything that its
   // training stream does not wait for. Pending chunks are moved out of the way while `freeze_bytes` last
   // (of each kind of memory), then helped along; those in flight are awaited. `trainings`: streams of now,

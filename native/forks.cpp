@@ -15,4 +15,8 @@ uint32_t forks() noexcept {
   return count;
 }
 
+const uint32_t* forks_at() noexcept {
+  return &count;
+}
+
 }  // namespace zs

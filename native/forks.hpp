@@ -7,5 +7,7 @@ namespace zs {
 
 // How many forks this process is away from the one that loaded this code.
 uint32_t forks() noexcept;
+// Where that number is.
+const uint32_t* forks_at() noexcept;
 
 }  // namespace zs

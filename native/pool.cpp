@@ -4,10 +4,12 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/timerfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "error.hpp"
 #include "forks.hpp"
@@ -18,10 +20,18 @@ namespace {
 
 // Longer than what is left of `save` then.
 constexpr std::chrono::microseconds kSoon{100};
+constexpr unsigned kMostHaste = 4096;
+
+// The coarse clock goes on once a tick.
+std::chrono::nanoseconds behind_next_tick() {
+  timespec tick{};
+  if (::clock_getres(CLOCK_MONOTONIC_COARSE, &tick) != 0 || tick.tv_sec != 0) return kSoon;
+  return std::chrono::nanoseconds(tick.tv_nsec) + std::chrono::milliseconds(1);
+}
 
 }  // namespace
 
-Workers::Workers() : bell_(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC)) {
+Workers::Workers() : bell_(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC)), late_(behind_next_tick()) {
   if (bell_ < 0) throw system_error(Kind::capacity, "cannot make a timer for a pool of threads", errno);
 }
 
@@ -53,15 +63,36 @@ void Workers::add(std::shared_ptr<Job> job) {
 
 void Workers::add_soon(std::shared_ptr<Job> job) {
   Whom whom = Whom::nobody;
+  bool late = false;
   {
     const std::lock_guard lock(mutex_);
     enter(std::move(job));
     if (!listened_) whom = idle();
+    late = late_bell_ = haste_ == 0;
+    if (!late) --haste_;
   }
   if (whom == Whom::nobody)
-    ring_in(kSoon);  // where nobody hears it, all are at work, and look for more before they rest
+    ring_in(late ? late_
+                 : kSoon);  // where nobody hears it, all are at work, and look for more before they rest
   else
     wake(whom);
+}
+
+void Workers::hurry() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!std::exchange(late_bell_, false)) return;
+  }
+  ring_in(std::chrono::nanoseconds(1));
+}
+
+void Workers::hasten() {
+  {
+    const std::lock_guard lock(mutex_);
+    haste_ = next_haste_;
+    next_haste_ = std::min(2 * next_haste_, kMostHaste);
+  }
+  hurry();
 }
 
 void Workers::add_first(std::shared_ptr<Job> job) {
@@ -101,7 +132,7 @@ void Workers::rest(std::unique_lock<std::mutex>& lock) {
     uint64_t rung = 0;
     [[maybe_unused]] const ssize_t heard = ::read(bell_, &rung, sizeof rung);
     lock.lock();
-    listened_ = false;
+    listened_ = late_bell_ = false;
   }
   --idle_;
 }

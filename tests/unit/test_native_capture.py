@@ -213,11 +213,13 @@ def test_one_order_takes_what_the_tensors_hold_at_each_turn_until_they_are_other
     plan, _ = plan_of(tensors, chunk_bytes=1 << 20)
     segment = Segment("test", plan.nbytes)
     order = CaptureOrder(pool, plan, Tensors(tensors, [True, False]), at_once=Pieces([1]))
+    busy = np.zeros(1, np.uint8)
     for value in (1.0, 2.0):
         tensors[0].data = torch.full_like(tensors[0], value)  # other memory each time
         tensors[1].fill_(value)
-        capture = order.begin(segment.address, (), False, (0, 0))
-        assert capture is not None
+        busy[0] = 0
+        capture = order.begin(segment.address, busy.ctypes.data, (), False, (0, 0))
+        assert capture is not None and busy[0] == 1
         tensors[1].zero_()
         capture.start()
         capture.wait()
@@ -225,7 +227,8 @@ def test_one_order_takes_what_the_tensors_hold_at_each_turn_until_they_are_other
         assert bytes(segment.view(0, plan.nbytes)) == expected
         assert capture.checksums == checksums_of(expected, 1 << 20)
     tensors[0].resize_(5)
-    assert order.begin(segment.address, (), False, (0, 0)) is None
+    busy[0] = 0
+    assert order.begin(segment.address, busy.ctypes.data, (), False, (0, 0)) is None and busy[0] == 0
 
 
 def test_an_order_at_rest_takes_nothing_once_something_has_changed(pool: Pool) -> None:
@@ -237,7 +240,7 @@ def test_an_order_at_rest_takes_nothing_once_something_has_changed(pool: Pool) -
     still = Still([Watch([same])], [Watch([untouched])])
 
     def begun() -> bool:
-        capture = order.begin_at_rest(still, segment.address, (), False, (0, 0))
+        capture = order.begin_at_rest(still, segment.address, 0, (), False, (0, 0))
         if capture is not None:
             capture.start()
             capture.wait()
@@ -417,3 +420,26 @@ def test_a_pool_may_be_closed_before_its_bell_has_rung() -> None:
         with contextlib.suppress(ValueError):  # it says so where it had not begun
             capture.wait(60.0)
         assert capture.done()
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_threads_begin_by_themselves_or_when_somebody_waits(asked: bool) -> None:
+    """The first ones ring soon; those after them late, as long as no guard has found something unread."""
+    pool = Pool("test", 2)
+    tensors = [torch.randn(1000) for _ in range(4)]
+    plan, expected = plan_of(tensors, chunk_bytes=4096)
+    segment = Segment("test", plan.nbytes)
+    order = CaptureOrder(pool, plan, Tensors(tensors, [True] * 4), at_once=Pieces([]))
+    for turn in range(12):
+        segment.view(0, plan.nbytes)[:] = bytes(plan.nbytes)
+        capture = order.begin(segment.address, 0, (), False, (0, 0))
+        assert capture is not None
+        capture.start()
+        if asked:
+            capture.hurry()
+        if turn == 9:
+            capture.protect()
+        assert capture.wait(60)
+        capture.hurry()  # nobody is in the way of what has ended
+        assert bytes(segment.view(0, plan.nbytes)) == expected
+    pool.close()

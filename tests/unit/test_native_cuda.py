@@ -97,7 +97,7 @@ def test_an_order_takes_captures_time_and_again(fake: FakeCuda, pool: Pool, devi
     order = CaptureOrder(pool, plan, sources, at_once=Pieces([1, 3, 4]))
     for step in range(1, 5):
         fill(fake, stream, tensors, step, first=5000)  # still running at save
-        capture = order.begin(segment.address, [(device, stream)], forecast, (step, 2))
+        capture = order.begin(segment.address, 0, [(device, stream)], forecast, (step, 2))
         assert capture is not None
         for k in (1, 3, 4):  # forward does this
             fake.work(stream, 0, tensors[k], 0xBB)
@@ -107,7 +107,7 @@ def test_an_order_takes_captures_time_and_again(fake: FakeCuda, pool: Pool, devi
         assert capture.wait(60)
         assert bytes(segment.view(0, plan.nbytes)) == image_of(step)
     tensors[2].shape = (7,)
-    assert order.begin(segment.address, [(device, stream)], forecast, (0, 0)) is None
+    assert order.begin(segment.address, 0, [(device, stream)], forecast, (0, 0)) is None
 
 
 def test_no_checksum_is_taken_before_what_is_copied_at_once_is_there(
@@ -125,7 +125,7 @@ def test_no_checksum_is_taken_before_what_is_copied_at_once_is_there(
     for step in range(1, 21):
         array[:] = step
         fake.work(stream, 0, on_device, step)
-        capture = order.begin(segment.address, [(device, stream)], False, (step, 2))
+        capture = order.begin(segment.address, 0, [(device, stream)], False, (step, 2))
         assert capture is not None
         array[:] = 0xBB
         capture.start()

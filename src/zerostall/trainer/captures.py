@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from zerostall import config, native
@@ -20,14 +21,15 @@ from zerostall.wire.notice import Notice
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable
 
     from zerostall.config import WhenBusy
+    from zerostall.trainer.guard import Guard
     from zerostall.trainer.link import Link
     from zerostall.trainer.lockers import Lockers
     from zerostall.trainer.mappings import Mappings
     from zerostall.trainer.options import Options
     from zerostall.trainer.policies import Policies
+    from zerostall.trainer.sealer import Sealer
     from zerostall.trainer.source_checks import SourceChecks
 
 _BUSY_SECONDS = 480.0  # less than the ten minutes that other ranks wait for this one in a collective of NCCL's
@@ -35,6 +37,8 @@ _SAID_SECONDS = 30.0
 _LEASE_SECONDS = 120.0
 _NO_AGENT_SECONDS = 60.0
 STRETCH = 4 * CHUNK
+_OnDevices = tuple[Sequence[tuple[native.Device, int]], bool, tuple[int, int]]
+_ON_NONE: _OnDevices = ((), False, (0, 0))
 _ALL = 2**64 - 1
 """Where a guard only waits, a device is given all chunks at once."""
 
@@ -43,8 +47,8 @@ class Captures:
     """Driven by the training thread.
 
     The survey of the state is kept while it fits; pointers, shapes and version counters are read afresh every time.
-    `settle` waits until the image before is captured: its sources are read again only then. A capture that is done adds
-    1 to the eventfd `announce`. `alone`: no other rank holds what a pattern may be meant for.
+    The image before is captured first (`guard.settle`): its sources are read again only then. A capture that is done
+    announces it to the sealer. `alone`: no other rank holds what a pattern may be meant for.
     """
 
     def __init__(
@@ -57,8 +61,8 @@ class Captures:
         mappings: Mappings,
         shelf: Shelf,
         condition: threading.Condition,
-        settle: Callable[[], None],
-        announce: int,
+        guard: Guard,
+        sealer: Sealer,
         lockers: Lockers,
         *,
         alone: bool = True,
@@ -73,8 +77,8 @@ class Captures:
         self._mappings = mappings
         self._shelf = shelf
         self._condition = condition
-        self._settle = settle
-        self._announce = announce
+        self._guard = guard
+        self._sealer = sealer
         self._lockers = lockers
         self._runs: tuple[tuple[int, int], ...] = ()
         self._alone = alone
@@ -99,11 +103,6 @@ class Captures:
             AgentError: there is no agent to borrow memory from.
             CapacityError: its budget is too small.
         """
-        if self._rest is not None:
-            taken = self._take_at_rest(self._rest)
-            if taken is not None:
-                return taken
-            self._rest = None
         taken = None
         try:
             taken = self._take(when_busy)
@@ -112,24 +111,37 @@ class Captures:
                 self._survey.proof.await_read()  # there is nothing for the guard to watch
         return taken
 
-    def _take_at_rest(self, rest: Rest) -> Taken | None:
-        """As `take`, of a state of which nothing but tensors has changed; None where that may be otherwise."""
-        shelf, memory, sources, order = self._shelf, self._shelf.memory, self._sources, self._order
-        if rest.reads != self._state.reads or memory is None or memory.layout is not rest.survey.layout:
+    def take_at_rest(self) -> Taken | None:
+        """As `take`, of a state of which nothing but tensors has changed; None where that may be otherwise.
+
+        Nearly every save of a run is one of these, and each function of Python's costs it a microsecond.
+        """
+        rest, self._rest = self._rest, None
+        if rest is None:
+            return None
+        shelf, survey, sources, order = self._shelf, rest.survey, self._sources, self._order
+        memory = shelf.memory
+        if rest.reads != self._state.reads or memory is None or memory.layout is not survey.layout:
             return None
         if order is None or sources is None or self._lockers.wanted or (slot := shelf.take()) is None:
             return None
         try:
-            self._settle()
+            if self._guard.flight is not None or self._sealer.landed < self._sealer.brought:
+                self._guard.settle()
             if self._policies.asked == "auto":
-                self._judge(rest.survey, sources)
-            return self._capture(rest.survey, slot, memory, sources, order, rest)
-        except _Changed:
-            shelf.put_back(slot)
-            return None
+                self._judge(survey, sources)
+            values = rest.values if rest.complete else rest.values.again()
+            streams, forecast, sampling = self._on_devices_now() if self._on_devices else _ON_NONE
+            image = memory.begin + slot * memory.stride
+            capture = order.begin_at_rest(rest.still, image, memory.busy_at, streams, forecast, sampling)
         except BaseException:
             shelf.put_back(slot)
             raise
+        if capture is None:
+            shelf.put_back(slot)
+            return None
+        self._rest = rest
+        return Taken(slot, survey.layout, capture, sources, values, self.devices, memory, self._finite, self._checks)
 
     def _take(self, when_busy: WhenBusy) -> Taken | None:
         survey = self._survey
@@ -142,7 +154,7 @@ class Captures:
             self._have_memory(survey.layout)
         while (slot := self._take_slot(when_busy)) is not None:
             try:
-                self._settle()  # the image before has been captured; here its tears are looked for the last time
+                self._guard.settle()  # the image before has been captured; here its tears are looked for the last time
                 taken = self._begin(survey, slot)
             except (_Changed, OutdatedError):
                 self._shelf.put_back(slot)
@@ -167,37 +179,23 @@ class Captures:
         self._judge(survey, sources)
         if order is None or self._lockers.wanted:
             return self._begin_otherwise(survey, slot, memory, sources)
-        return self._capture(survey, slot, memory, sources, order, None)
+        values = self._state.values(survey)
+        streams, forecast, sampling = self._on_devices_now() if self._on_devices else _ON_NONE
+        image = memory.begin + slot * memory.stride
+        capture = order.begin(image, memory.busy_at, streams, forecast, sampling)
+        if capture is None:
+            raise _Changed
+        self._rest = self._state.rest(survey, values)
+        return Taken(slot, survey.layout, capture, sources, values, self.devices, memory, self._finite, self._checks)
 
     def _judge(self, survey: Survey, sources: native.Tensors) -> None:
         policies = self._policies
         if policies.asked == "auto" and policies.judge(survey.layout.nbytes) and self._on_devices:
             self.devices.see(sources.devices, reserve=policies.reserve_bytes())
 
-    def _capture(
-        self,
-        survey: Survey,
-        slot: int,
-        memory: Memory,
-        sources: native.Tensors,
-        order: native.CaptureOrder,
-        rest: Rest | None,
-    ) -> Taken:
-        values = self._state.values(survey) if rest is None else rest.values.again()
-        streams, forecast, sampling = (), False, (0, 0)
-        if self._on_devices:
-            streams, forecast, sampling = self.devices.now(), self._policies.redirects, self._checks.next()
-        image = memory.begin + slot * memory.stride
-        if rest is None:
-            capture = order.begin(image, streams, forecast, sampling)
-        else:
-            capture = order.begin_at_rest(rest.still, image, streams, forecast, sampling)
-        if capture is None:
-            raise _Changed
-        memory.say(busy=True)
-        if rest is None:
-            self._rest = self._state.rest(survey, values)
-        return Taken(slot, survey.layout, capture, sources, values, self.devices, memory, self._finite, self._checks)
+    def _on_devices_now(self) -> _OnDevices:
+        """What a capture is told of them: streams of now, whether to forecast, which chunks to look at."""
+        return self.devices.now(), self._policies.redirects, self._checks.next()
 
     def _begin_otherwise(self, survey: Survey, slot: int, memory: Memory, sources: native.Tensors) -> Taken:
         """Where strided tensors are made contiguous first, or the image goes to a peer's memory."""
@@ -216,7 +214,7 @@ class Captures:
             sources,
             memory.address(slot),
             at_once=self._at_once,
-            announce=self._announce,
+            announce=self._sealer.announce,
             streams=devices.now() if self._on_devices else (),
             ahead=None if policies.redirects else _ALL,
             held=True,
@@ -238,7 +236,7 @@ class Captures:
 
     def _survey_anew(self) -> Survey:
         """Walk the whole state."""
-        self._settle()
+        self._guard.settle()
         self._rest = None
         start = time.perf_counter()
         survey = self._state.survey()
@@ -272,7 +270,7 @@ class Captures:
         self._order = None
         if not stand_ins:
             self._order = native.CaptureOrder(
-                self.pool, self._plan, self._sources, at_once=self._at_once, announce=self._announce
+                self.pool, self._plan, self._sources, at_once=self._at_once, announce=self._sealer.announce
             )
         self._survey = survey
         log.info(
@@ -338,7 +336,7 @@ class Captures:
         slot = self._shelf.take()
         if slot is not None or when_busy == "skip":
             return slot
-        self._settle()
+        self._guard.settle()
         self._await_slot("a free slot: an older snapshot is still on its way to disk")
         return self._shelf.take()
 

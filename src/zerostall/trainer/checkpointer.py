@@ -8,8 +8,8 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
-from zerostall import native
 from zerostall.config import Frozen, IfExists, Policy, WhenBusy, runtime_dir
+from zerostall.native import FORKS
 from zerostall.telemetry import Stats, log
 from zerostall.trainer import restore as restoring
 from zerostall.trainer.ear import Ear
@@ -172,7 +172,7 @@ class Checkpointer:
         self._closed = False
         self._turn = threading.RLock()  # of threads that save or restore
         self._inside = False
-        self._pid, self._forks = os.getpid(), native.forks()
+        self._pid, self._forks = os.getpid(), FORKS[0]
 
         def connect(nodes: m.Nodes | None) -> Link:
             hello = hello_of(self._world, self._where, self._options, run, nodes)
@@ -246,7 +246,7 @@ class Checkpointer:
             StateError: the state has come to hold something that could not be restored; names it.
             CapacityError: the agent's budget is too small for the state.
         """
-        if self._closed or self._forks != native.forks():
+        if self._closed or self._forks != FORKS[0]:
             self._require_open()
         with self._turn:
             if self._closed or self._inside:
@@ -353,7 +353,7 @@ class Checkpointer:
         """
         if self._closed:
             return
-        if self._forks != native.forks():
+        if self._forks != FORKS[0]:
             self._closed = True  # a forked child has none of the threads; the parent goes on
             return
         try:
@@ -395,5 +395,5 @@ class Checkpointer:
     def _require_open(self) -> None:
         if self._closed:
             raise ValueError("this checkpointer is closed")
-        if self._forks != native.forks():
+        if self._forks != FORKS[0]:
             raise ValueError(f"this checkpointer belongs to process {self._pid}; a forked child needs its own")

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, cast
 from torch._compile import _disable_dynamo
 from torch.compiler import is_dynamo_compiling
 
-from zerostall import native
 from zerostall.core.reading import Flipping
+from zerostall.native import FORKS
 from zerostall.telemetry import say_once
 from zerostall.trainer import storages
+from zerostall.trainer.sealer import TOLD_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -51,7 +52,7 @@ class Guard:
         self._policies = policies
         self._stats = stats
         self._sealer = sealer
-        self._forks = native.forks()
+        self._forks = FORKS[0]
         self.flight: Flight | None = None
         self._flipping: list[Flipping] = []
         me = weakref.ref(self)
@@ -117,7 +118,7 @@ class Guard:
     def protect(self) -> None:
         """Nothing that `save` still has to read may change before this returns."""
         flight = self.flight
-        if flight is None or self._forks != native.forks():
+        if flight is None or self._forks != FORKS[0]:
             return  # in a forked child nothing is saved
         if flight.taken.proof is None and flight.taken.capture.done():
             self._pass(flight)
@@ -136,6 +137,18 @@ class Guard:
             self._sealer.revoke(flight, late)
         self._sealer.bury(flight)
 
+    def settle(self, timeout: float = TOLD_SECONDS) -> None:
+        """Wait until no snapshot is being captured, and the agent has been told of the last one."""
+        if self.flight is not None:
+            self.protect()
+        if self._sealer.landed < self._sealer.brought:
+            self._sealer.settle(min(timeout, TOLD_SECONDS))
+
+    def hurry(self) -> None:
+        """Somebody waits for the snapshot: it is begun to be read now, where it was not. Any thread."""
+        if (flight := self.flight) is not None and self._forks == FORKS[0]:
+            flight.taken.capture.hurry()
+
     def look_back(self) -> None:
         """A snapshot that is captured is looked at for the last time: the next guard need not see it again."""
         if self.flight is not None and self.flight.taken.capture.done():
@@ -143,7 +156,7 @@ class Guard:
 
     def busy(self) -> bool:
         """See `storages.Reader`."""
-        return self.flight is not None and self._forks == native.forks()
+        return self.flight is not None and self._forks == FORKS[0]
 
     def let_exchange(self, storage: torch.UntypedStorage) -> None:
         """See `storages.Reader`.
@@ -163,7 +176,7 @@ class Guard:
     def pending(self) -> Mapping[tuple[int, int], int] | None:
         """See `zerostall.core.reading.Reader`."""
         self.look_back()
-        if self.flight is None or self._forks != native.forks():
+        if self.flight is None or self._forks != FORKS[0]:
             return None
         if self._policies.choice.policy != "flip":
             return {}

@@ -71,18 +71,6 @@ class Ledger:
             left = sorted({past.step for past in self.aside})
             log.warning("training goes on from step %s; the next save sets steps %s aside", step, left)
 
-    def moment(self) -> float:
-        """When a save is made that begins now, in seconds since 1970; later than any that is known of.
-
-        What was saved after what, and which of two of one number is meant, is told by that: also where the clock has
-        been set back in between.
-        """
-        now = time.time()
-        if now <= self._latest:
-            now = math.nextafter(self._latest, math.inf)
-        self._latest = now
-        return now
-
     def _mark_frontier(self) -> None:
         self.frontier = math.inf if self._unread is not None else self._known[-1] if self._known else -1
 
@@ -119,9 +107,18 @@ class Ledger:
     # ------------------------------------------------------------------------------------------ what is on its way
 
     def accept(self, saving: Saving) -> None:
+        """It has begun. What was saved after what, and which of two of one number is meant, is told by when that was.
+
+        So it is later than any that is known of, also where the clock has been set back in between.
+        """
         condition = self._condition
-        condition.acquire()  # as in `Captures`
+        condition.acquire()  # as in `Shelf.take`
         try:
+            if not saving.created:
+                now = time.time()
+                if now <= self._latest:
+                    now = math.nextafter(self._latest, math.inf)
+                saving.created = self._latest = now
             step = saving.step
             if before := self._savings.get(step):
                 self._replaced(before, self._home)

@@ -30,7 +30,7 @@ _REVOKED_KEPT = 64
 class Memory:
     """One lease. `granted` is the slot the next capture may go to.
 
-    Guarded by the checkpointer's condition.
+    Guarded by the checkpointer's condition. `busy_at`: address of the byte that `say` writes, 0 where there is none.
     """
 
     layout: Layout
@@ -42,9 +42,12 @@ class Memory:
     capturing: int | None = None
     notice: Notice | None = None
     begin: int = 0
+    busy_at: int = 0
 
     def __post_init__(self) -> None:
         self.begin = self.segment.address
+        if self.notice is not None:
+            self.busy_at = self.begin + self.stride * self.slots
 
     def say(self, *, busy: bool) -> None:
         """Let the agent see whether something is being captured. The one who knows; needs no lock."""

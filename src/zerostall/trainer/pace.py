@@ -59,6 +59,9 @@ class Pace:
         if self._first is None:
             self.reach(step)
         name = Save(latest.epoch, step, latest.turn + 1 if latest.step == step else 0)
+        if self._alone:  # there is nobody to agree with
+            self._latest = name
+            return name
         with self._lock:  # what is agreed now either sees this step or is seen by it
             self._latest = name
         return name

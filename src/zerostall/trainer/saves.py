@@ -8,9 +8,9 @@ done later is done by the sealer.
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
 from functools import partial
+from threading import get_ident
+from time import perf_counter
 from typing import TYPE_CHECKING, get_args
 
 from zerostall.config import WhenBusy
@@ -30,6 +30,8 @@ from zerostall.trainer.tears import Tears
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
+    import threading
+
     from zerostall.config import IfExists
     from zerostall.telemetry import Stats
     from zerostall.trainer.devices import Devices
@@ -80,7 +82,6 @@ class Saves:
         self._sealer = sealer = Sealer(shelf, link, world, stats, partial(_dirty, ledger))
         policies = Policies(options.policy, options.freeze_bytes, stats)
         self.guard = Guard(state.optimizers, policies, stats, sealer)
-        self._settle = partial(_settle, self.guard, sealer)
         self._captures = Captures(
             state,
             options,
@@ -90,13 +91,13 @@ class Saves:
             mappings,
             shelf,
             condition,
-            self._settle,
-            sealer.announce,
+            self.guard,
+            sealer,
             lockers,
             alone=world.size == 1,
         )
         urge = partial(_urge, ledger, sealer, link)
-        self._desk = Desk(condition, ledger.tiers, urge, self.guard.look_back, ledger.reported)
+        self._desk = Desk(condition, ledger.tiers, urge, self.guard.hurry, self.guard.look_back, ledger.reported)
 
     @property
     def devices(self) -> Devices:
@@ -106,7 +107,7 @@ class Saves:
         self, step: int, metric: float | None, pin: bool, if_exists: IfExists, when_busy: WhenBusy | None
     ) -> Saving:
         """See `Checkpointer.save`."""
-        start = time.perf_counter()
+        start = perf_counter()
         if type(step) is not int or not 0 <= step <= MAX_STEP:
             step = step_number(step)
         if metric is not None and type(metric) is not float:
@@ -126,12 +127,12 @@ class Saves:
         taken, busy = self._take(name, when_busy or self._options.when_busy)
         if taken is None:
             self._stats.skipped += 1
-            self._stats.record_call(time.perf_counter() - start)
+            self._stats.record_call(perf_counter() - start)
             return Saving(step, self._desk, skipped=busy)
-        saving = Saving(step, self._desk, ledger.moment())
+        saving = Saving(step, self._desk)
         plain = metric is None and not pin and not replace and not ledger.aside
         wish = _NONE_SPECIAL if plain else Wish(metric, bool(pin), replace, ledger.aside)
-        thread = threading.get_ident()
+        thread = get_ident()
         flight = Flight(name, taken, saving, wish, start, thread, Tears(taken.changed, thread))
         try:
             ledger.accept(saving)
@@ -143,7 +144,7 @@ class Saves:
         finally:
             taken.capture.start()  # soon, and waking nobody
         self._stats.saves += 1
-        self._stats.record_call(time.perf_counter() - start)
+        self._stats.record_call(perf_counter() - start)
         return saving
 
     def _take(self, name: Save, when_busy: WhenBusy) -> tuple[Taken | None, str]:
@@ -151,7 +152,7 @@ class Saves:
         busy, skipped = self._pace.held(name) if self._world.size > 1 else "", True
         try:
             if not busy or when_busy == "wait":
-                taken = self._captures.take(when_busy)
+                taken = self._captures.take_at_rest() or self._captures.take(when_busy)
                 if taken is not None:
                     return taken, ""
                 busy = "no slot is free: an older snapshot is still on its way"
@@ -191,7 +192,7 @@ class Saves:
 
     def settle(self, timeout: float = TOLD_SECONDS) -> None:
         """Wait until no snapshot is being captured, and the agent has been told of the last one."""
-        self._settle(timeout)
+        self.guard.settle(timeout)
 
     def end(self) -> None:
         """End the sealer's thread; the agent may still be told of what it has sealed."""
@@ -204,13 +205,6 @@ class Saves:
 
 # ----------------------------------------------------------------------------- what captures and the sealer say, and a
 # saving asks
-
-
-def _settle(guard: Guard, sealer: Sealer, timeout: float = TOLD_SECONDS) -> None:
-    if guard.flight is not None:
-        guard.protect()
-    if sealer.landed < sealer.brought:
-        sealer.settle(min(timeout, TOLD_SECONDS))
 
 
 def _dirty(ledger: Ledger, flight: Flight, error: ZerostallError) -> None:

@@ -23,6 +23,7 @@ class Desk:
         condition: guards all of them; notified when one has got somewhere.
         tiers: those there are, nearest first.
         urge: somebody waits for a saving in a tier, for so long.
+        hurry: somebody waits for the newest to be captured.
         seen: the thread that saves has come by.
         reported: the user has been told of an error.
     """
@@ -30,6 +31,7 @@ class Desk:
     condition: threading.Condition
     tiers: tuple[str, ...] = ("host", "disk")
     urge: Callable[[Saving, str, float | None], None] = lambda saving, tier, timeout: None
+    hurry: Callable[[], None] = lambda: None
     seen: Callable[[], None] = lambda: None
     reported: Callable[[ZerostallError], None] = lambda error: None
 
@@ -77,6 +79,7 @@ class Saving(msgspec.Struct, eq=False, weakref=True):
         if self.skipped:
             raise ReplacedError(f"step {self.step} was skipped: {self.skipped}", hint="look at Saving.skipped")
         start = time.monotonic()
+        self._desk.hurry()
         if tier != "host":
             self._desk.urge(self, tier, timeout)
         try:

@@ -201,7 +201,7 @@ class Sealer:
             self._link.tell(msgspec.structs.replace(sealed, **news))
             self._doubted = None if flight.tears.final else flight
         finally:
-            flight.taken.values.let_go()
+            flight.taken.let_go_of_values()
             with self._told:
                 flight.landed = True
                 self.landed += 1

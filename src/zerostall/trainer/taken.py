@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     import torch
 
 
+_NONE_LEFT = Values({}, [], None)
+
+
 class Taken(msgspec.Struct, eq=False):
     """An image that is being captured; the values are of the same instant. `capture.start()` begins it."""
 
@@ -55,6 +58,10 @@ class Taken(msgspec.Struct, eq=False):
     def changed(self, *, exchanged: bool) -> list[str]:
         """Names of tensors that were written to since this began; with `exchanged`, also of those whose memory was."""
         return [self.layout.entries[index].name for index in self.sources.moved(exchanged=exchanged)]
+
+    def let_go_of_values(self) -> None:
+        """They have been encoded. Parts know the user's objects, which may know who saves them."""
+        self.values = _NONE_LEFT
 
     def reads(self, storage: torch.UntypedStorage) -> bool:
         """Whether something in that memory is captured."""

@@ -74,7 +74,7 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-class Values(msgspec.Struct):
+class Values(msgspec.Struct, frozen=True):
     """Small values at one moment. No later change of the user's reaches them; `encode` may be called in any thread."""
 
     still: dict[str, tuple[str, object]]
@@ -85,11 +85,12 @@ class Values(msgspec.Struct):
     def again(self) -> Values:
         """Return what they are at another moment at which nothing but devices' generators may have changed."""
         generators = self.generators
-        if generators is not None:
-            cuda = generators_of.read_on_devices()  # CUDA may have come up since
-            if cuda or generators.cuda:
-                generators = msgspec.structs.replace(generators, cuda=cuda)
-        return Values(self.still, self.moving, generators, self.base)
+        if generators is None:
+            return self
+        cuda = generators_of.read_on_devices()  # CUDA may have come up since
+        if not cuda and not generators.cuda:
+            return self
+        return Values(self.still, self.moving, msgspec.structs.replace(generators, cuda=cuda), self.base)
 
     def alike(self, other: Values) -> bool:
         """Whether nothing was read anew since then but devices' generators."""
@@ -99,10 +100,6 @@ class Values(msgspec.Struct):
         return len(self.moving) == len(other.moving) and all(
             now[1] is then[1] for now, then in zip(self.moving, other.moving, strict=True)
         )
-
-    def let_go(self) -> None:
-        """They have been encoded. Parts know the user's objects, which may know who saves them."""
-        self.still, self.moving, self.generators = {}, [], None
 
     def largest(self) -> str:
         """Name of the part with the largest values."""
@@ -126,12 +123,14 @@ class Rest(msgspec.Struct):
 
     Attributes:
         reads: how often the state's values had been read then: whoever reads them begins to look for changes anew.
+        complete: whether the values are all there is, with no devices whose generators are to be asked.
     """
 
     survey: Survey
     still: native.Still
     values: Values
     reads: int
+    complete: bool
 
 
 class State:
@@ -258,7 +257,7 @@ class State:
 
         None where nothing does, and where the values are others than those read before: then they will be so again.
         """
-        before, self._before = self._before, values.again()
+        before, self._before = self._before, values
         if before is None or survey.anchors or not values.alike(before):
             return None
         processors = values.generators.signs if values.generators is not None else []
@@ -272,7 +271,8 @@ class State:
                 return None
             same += signs.same
             untouched += signs.untouched
-        return Rest(survey, native.Still(same, untouched), self._before, self.reads)
+        complete = values.generators is None or not generators_of.CUDA
+        return Rest(survey, native.Still(same, untouched), values, self.reads, complete)
 
     def _values(self, still: dict[str, tuple[str, object]], moving: Iterable[Part], base: str) -> Values:
         self.reads += 1

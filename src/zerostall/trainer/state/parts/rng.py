@@ -182,7 +182,7 @@ class _OnDevice:
 
 
 _python, _numpy, _torch = _Python(), _Numpy(), _Torch()
-_CUDA = torch.backends.cuda.is_built()
+CUDA = torch.backends.cuda.is_built()
 _on_devices: list[_OnDevice] = []
 
 
@@ -244,7 +244,7 @@ class GeneratorStates(msgspec.Struct):
 
 def read_on_devices() -> list[torch.Tensor]:
     """Return the states of the CUDA devices' generators; none where CUDA is not up: a save does not start it."""
-    if not _CUDA or not torch.cuda.is_initialized():
+    if not CUDA or not torch.cuda.is_initialized():
         return []
     return devices_states(torch.cuda.default_generators)
 
