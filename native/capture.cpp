@@ -77,8 +77,8 @@ Capture::Capture(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sour
   missing_ = std::make_unique<std::atomic<uint32_t>[]>(plan_->chunks());
   for (const Drain& drain : drains_)
     for (const Route::Part& part : drain.route->parts) {
-      std::atomic<uint32_t>& missing = missing_[part.chunk];
-      missing.store(std::max(missing.load(), 1u) + 1);  // the host's, and one for each lane
+      std::atomic<uint32_t>& missing = missing_[part.chunk];  // the host's, and one for each lane
+      missing.store(std::max(missing.load(std::memory_order_relaxed), 1u) + 1, std::memory_order_relaxed);
     }
 }
 
@@ -184,38 +184,6 @@ void Capture::released(uint64_t chunks) noexcept {
   all_released_.notify_all();
 }
 
-// No place is better to move a chunk to than its own in the image; what is left for later is its checksum.
-void Capture::freeze(uint64_t chunk) {
-  try {
-    plan_->runs(
-        chunk,
-        [&](uint64_t offset, uint64_t n) {
-          std::memcpy(image_ + offset, plan_->header().data() + offset, n);
-        },
-        [&](size_t piece, uint64_t offset, uint64_t from, uint64_t to) {
-          if (at_once_->marks[piece] != AtOnce::kPlaced && sources_.place(piece) == Arrays::kHost)
-            gather(image_ + offset, sources_.data[piece], (*sources_.geometries)[piece], from, to);
-        },
-        [&](uint64_t offset, uint64_t n) { std::memset(image_ + offset, 0, n); });
-  } catch (...) {
-    fail(std::current_exception());
-    released(1);
-    return retire(1);
-  }
-  released(1);
-  if (on_lane(chunk) && !bring(chunk)) return retire(1);
-  check_later(chunk);
-}
-
-// The checksum of a chunk that is in the image.
-void Capture::check_later(uint64_t chunk) noexcept {
-  {
-    const std::lock_guard lock(aside_mutex_);
-    landed_.push_back(chunk);
-  }
-  ask_for_workers();
-}
-
 // The whole of a chunk that nobody changes.
 void Capture::read_later(uint64_t chunk) noexcept {
   {
@@ -279,10 +247,9 @@ Protection Capture::protect(uint64_t freeze_bytes, std::span<const Training> tra
                             const Spared& spared) {
   Protection result;
   const std::vector<uint8_t> marks = marks_of(spared);
-  if (!marks.empty() || freeze_bytes != 0) {  // a claimed chunk must not be lost for want of memory
+  if (!marks.empty()) {  // a claimed chunk must not be lost for want of memory
     const std::lock_guard lock(aside_mutex_);
     spared_.reserve(spared_.size() + unclaimed());
-    landed_.reserve(landed_.size() + unclaimed());
     parked_.reserve(unclaimed());
     kept_.assign(spared.kept.begin(), spared.kept.end());
   }
@@ -296,17 +263,12 @@ Protection Capture::protect(uint64_t freeze_bytes, std::span<const Training> tra
   }
   if (drains_.empty()) result.pending = unclaimed();
   if (drains_.empty() && result.pending > 1) workers_->hurry();  // they help
-  uint64_t left = freeze_bytes;
   while (const std::optional<uint64_t> chunk = claim()) {
     const uint64_t size = host_bytes(*chunk);
     if (!drains_.empty() && size != 0) ++result.pending;
-    if (spare(*chunk, marks))
+    if (spare(*chunk, marks)) {
       result.spared_bytes += size;
-    else if (size != 0 && size <= left) {
-      freeze(*chunk);
-      left -= size;
-      result.frozen_bytes += size;
-    } else {
+    } else {  // no memory is nearer than its place in the image: in the host's there is nothing to freeze to
       run(*chunk);
       result.helped_bytes += size;
     }

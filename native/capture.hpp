@@ -38,8 +38,8 @@ struct Comparison {
 
 // What protect() had to do.
 struct Protection {
-  uint64_t pending = 0;  // chunks nobody had begun
-  uint64_t frozen_bytes = 0;
+  uint64_t pending = 0;       // chunks nobody had begun
+  uint64_t frozen_bytes = 0;  // within devices
   uint64_t helped_bytes = 0;
   uint64_t spared_bytes = 0;  // of chunks that stay pending
   double waited = 0;          // seconds, for chunks in flight
@@ -56,7 +56,7 @@ struct Spared {
 };
 
 // A unit is a chunk's host memory. A chunk is *released* once none of its sources there will be read again:
-// copied, frozen or dropped. What of it lies on a device comes by that device's lane, one part a chunk; who
+// copied or dropped. What of it lies on a device comes by that device's lane, one part a chunk; who
 // brings the last of a chunk's parts, host or lane, sees to its checksum.
 class Capture final : public Job, private Landing {
  public:
@@ -85,9 +85,9 @@ class Capture final : public Job, private Landing {
 
   // Returns when no source in host memory will be read any more, and none on a device by anything that its
   // training stream does not wait for. Pending chunks are moved out of the way while `freeze_bytes` last
-  // (of each kind of memory), then helped along; those in flight are awaited. `trainings`: streams of now,
-  // where they are others than at the beginning. Pending chunks of spared pieces alone stay pending, those
-  // with kept ones until release(), which must follow.
+  // (of each device's memory), in host memory helped along; those in flight are awaited. `trainings`: streams
+  // of now, where they are others than at the beginning. Pending chunks of spared pieces alone stay pending,
+  // those with kept ones until release(), which must follow.
   Protection protect(uint64_t freeze_bytes, std::span<const Training> trainings = {},
                      const Spared& spared = {});
 
@@ -164,8 +164,6 @@ class Capture final : public Job, private Landing {
   void check_chunk(uint64_t chunk);
   uint64_t host_bytes(uint64_t chunk) const;
   void pack(uint64_t chunk);
-  void freeze(uint64_t chunk);
-  void check_later(uint64_t chunk) noexcept;
   std::vector<uint8_t> marks_of(const Spared& spared) const;
   bool spare(uint64_t chunk, std::span<const uint8_t> marks);
   Sparing sparing_of(const Drain& drain, std::span<const uint8_t> marks) const;

@@ -41,7 +41,6 @@ Capture::Drain Capture::drain_of(const Plan& plan, const Arrays& sources, std::b
   Lane& lane = *drain.lane;
   lane.way = peer != 0 ? cuda::Way::to_peer : cuda::Way::to_host;
   lane.ahead = ahead;
-  lane.pinned = peer != 0 || cuda::is_pinned(image);
   drain.base = peer != 0 ? peer : reinterpret_cast<CUdeviceptr>(image);
   drain.route = plan.route(sources, place);
   lane.coming = drain.route->parts.size();
@@ -54,7 +53,10 @@ Capture::Drain Capture::drain_of(const Plan& plan, const Arrays& sources, std::b
   if (total == 0) return drain;
   drain.training.device->refuse_capturing(drain.training.stream);  // memory may be taken now
   lane.staged = drain.training.device->vram()->lend(total);
-  if (!lane.staged) drain.at_once_way = lane.way;
+  if (!lane.staged) {
+    drain.at_once_way = lane.way;
+    lane.pinned = peer != 0 || cuda::is_pinned(image);
+  }
   uint64_t at = 0;
   for (const uint32_t k : pieces) {
     if (sources.place(k) != place || plan.size(k) == 0) continue;
@@ -69,6 +71,7 @@ Capture::Drain Capture::drain_of(const Plan& plan, const Arrays& sources, std::b
 void Capture::fill(Drain& drain) const {
   Lane& lane = *drain.lane;
   const Route& route = *drain.route;
+  lane.pinned = to_peer() || cuda::is_pinned(image_);  // the driver takes its time to say so
   std::vector<CUdeviceptr> from(plan_->pieces());
   for (size_t k = 0; k < from.size(); ++k)
     if (sources_.place(k) == route.place) from[k] = reinterpret_cast<CUdeviceptr>(sources_.data[k]);

@@ -127,6 +127,10 @@ void Device::close() noexcept {
 
 void Device::refuse_capturing(CUstream stream) const {
   const cuda::Context::Current current(*context_);
+  refuse_captured(stream);
+}
+
+void Device::refuse_captured(CUstream stream) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   ZS_CUDA(cuStreamIsCapturing, stream, &status);
   if (status != CU_STREAM_CAPTURE_STATUS_NONE)
@@ -155,14 +159,15 @@ void Device::copy_within_order(CUstream training, cuda::Way way, std::span<const
 void Device::begin(const std::shared_ptr<Lane>& lane, CUstream training, std::span<const cuda::Copy> at_once,
                    cuda::Way at_once_way, std::shared_ptr<void> keep) {
   const cuda::Context::Current current(*context_);
-  const std::lock_guard lock(mutex_);
+  refuse_captured(training);
+  std::unique_lock lock(mutex_);
   if (stop_) throw Error(Kind::usage, "the device is closed");
-  refuse_capturing(training);
   copy_within_order(training, at_once_way, at_once, at_once_way == cuda::Way::within || lane->pinned);
   mark_order(*lane, training);
   lane->keep = std::move(keep);
   lane->begun = moved_ = Clock::now();
   lanes_.push_back(lane);
+  lock.unlock();  // whom that wakes would have to wait, and be woken once more
   wake_.notify_one();
 }
 

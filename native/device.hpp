@@ -96,6 +96,7 @@ class Device : public std::enable_shared_from_this<Device> {
 
  private:
   explicit Device(int ordinal);
+  static void refuse_captured(CUstream stream);  // in the context of now
   void serve();
   bool turn(std::unique_lock<std::mutex>& lock);  // false: nothing could be done now
   void queue(Lane& lane, size_t parts);           // the next pending ones

@@ -121,7 +121,7 @@ Redirection Device::protect(Lane& lane, CUstream training, uint64_t freeze_bytes
     const std::lock_guard lock(mutex_);
     if (lane.released || lane.over() || !guarded_) return result;
     Times& times = times_[lane.times];
-    refuse_capturing(training);
+    refuse_captured(training);
     try {
       prepare(lane);
       look_at_sources(lane);

@@ -48,7 +48,7 @@ struct Lane {
 
   cuda::Way way;
   uint64_t ahead = UINT64_MAX;  // parts that a guard waits for and never moves aside; kForecast: see Device
-  bool pinned;                  // the host side is
+  bool pinned = false;          // the host side is; `fill` may be what finds that out
 
   bool forecast = false;  // a guard is to tell when it came
   size_t times = 0;       // the device's, in which it tells

@@ -146,7 +146,8 @@ def copy_threads(*, device: bool = False) -> int:
     """How many threads copy tensors in the training process, or check what a CUDA device copies there."""
     chosen = os.environ.get("ZEROSTALL_COPY_THREADS")
     if chosen is None:
-        return max(1, min(8 if device else 2, _cores() // 2))
+        # Of two cores both: training's threads wait for one another, and what one of them loses all lose.
+        return max(1, min(8, _cores() // 2)) if device else min(2, _cores())
     if not chosen.isdecimal() or not 1 <= int(chosen) <= 256:
         raise ValueError(f"ZEROSTALL_COPY_THREADS={chosen!r} is not a number of threads (1 to 256)")
     return int(chosen)

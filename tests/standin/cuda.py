@@ -104,6 +104,10 @@ class FakeCuda:
     def count(self, function: str) -> int:
         return self._library.fake_cuda_count(function.encode())
 
+    def calls(self) -> int:
+        """Of the driver by this thread, since it began."""
+        return self._library.fake_cuda_calls()
+
     def allocated(self) -> int:
         return self._library.fake_cuda_allocated()
 

@@ -110,6 +110,24 @@ def test_an_order_takes_captures_time_and_again(fake: FakeCuda, pool: Pool, devi
     assert order.begin(segment.address, 0, [(device, stream)], forecast, (0, 0)) is None
 
 
+def test_beginning_a_capture_asks_the_driver_for_four_things(fake: FakeCuda, pool: Pool, device: Device) -> None:
+    """Its context and an end to that, whether the stream is recorded, and an event; all else the copy thread does."""
+    tensors, sources, plan = make(fake)
+    stream = fake.stream()
+    segment = room(plan, device)
+    order = CaptureOrder(pool, plan, sources, at_once=Pieces([]))
+    for step in range(1, 4):
+        fill(fake, stream, tensors, step)
+        before = fake.calls()
+        capture = order.begin(segment.address, 0, [(device, stream)], True, (step, 2))
+        assert fake.calls() - before == 4
+        assert capture is not None
+        capture.start()
+        capture.protect(streams=[(device, stream)])
+        assert capture.wait(60)
+        assert bytes(segment.view(0, plan.nbytes)) == image_of(step)
+
+
 def test_no_checksum_is_taken_before_what_is_copied_at_once_is_there(
     fake: FakeCuda, pool: Pool, device: Device
 ) -> None:

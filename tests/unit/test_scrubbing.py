@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zerostall.core.bandwidth import Traffic
-from zerostall.core.scrubbing import SHORTEST_PAUSE, Resident, after, longest_unseen, pause
+from zerostall.core.scrubbing import FRESH, SHORTEST_PAUSE, Resident, after, longest_unseen, pause
 
 OLD, NEW = Resident(1.0, "old"), Resident(2.0, "new")
 
@@ -23,6 +23,13 @@ def test_what_may_rest_is_left_alone_until_its_time_has_come() -> None:
     assert longest_unseen([filed], {"filed": 10.0}, 69.0) is None
     assert longest_unseen([filed, NEW], {"filed": 10.0, "new": 11.0}, 70.0) == filed
     assert longest_unseen([filed], {}, 0.5) == filed
+
+
+def test_a_fresh_image_is_left_alone_for_it_was_checked_while_it_was_copied() -> None:
+    fresh = Resident(3.0, "fresh", met=10.0)
+    assert longest_unseen([fresh], {}, 10.0 + FRESH / 2) is None
+    assert longest_unseen([fresh, OLD], {"old": 9.0}, 10.0 + FRESH / 2) == OLD
+    assert longest_unseen([fresh, OLD], {"old": 9.0}, 10.0 + FRESH) == fresh
 
 
 @pytest.mark.parametrize(

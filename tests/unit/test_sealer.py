@@ -33,7 +33,7 @@ def test_that_a_save_is_skipped_is_said_after_what_became_of_those_before() -> N
             slot=0,
             capture=SimpleNamespace(done=captured.is_set, wait=torn),
             sources=SimpleNamespace(let_go=lambda: None),
-            values=SimpleNamespace(let_go=lambda: None),
+            let_go_of_values=lambda: None,
         ),
     )
     passed = m.Passed(step=2, epoch=1, turn=0, reason="busy", skipped=True)

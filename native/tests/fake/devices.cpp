@@ -90,11 +90,13 @@ EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice) {
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuCtxPushCurrent(CUcontext context) {
+  ENTER("cuCtxPushCurrent");
   fake::contexts.push_back(context);
   return CUDA_SUCCESS;
 }
 EXPORT CUresult cuCtxPopCurrent(CUcontext* context) {
   NEEDS_CONTEXT;
+  ENTER("cuCtxPopCurrent");
   *context = fake::contexts.back();
   fake::contexts.pop_back();
   return CUDA_SUCCESS;

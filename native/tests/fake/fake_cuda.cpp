@@ -13,6 +13,7 @@
 //   fake_cuda_hold_copies()              so does every copy, of whatever stream
 //   fake_cuda_capturing(stream, yes)     the stream is being captured into a graph
 //   fake_cuda_count(function)            calls since reset
+//   fake_cuda_calls()                    calls of the driver by this thread, since it began
 //   fake_cuda_allocated()                bytes of the device's memory in use
 //
 // Environment: FAKE_CUDA_DEVICES says how many devices there are (2), FAKE_CUDA_LINKS which reach each other
@@ -71,10 +72,13 @@ Wishes& wishes() {
   return *the;
 }
 
+thread_local int calls = 0;
+
 }  // namespace
 
 CUresult enter(const char* function) {
   Wishes& w = wishes();
+  ++calls;
   const std::lock_guard lock(w.mutex);
   ++w.counts[function];
   if (w.missing.count(function) != 0) return CUDA_ERROR_NOT_SUPPORTED;
@@ -115,6 +119,9 @@ EXPORT void fake_cuda_fail(const char* function, int nth, int code) {
 EXPORT void fake_cuda_without(const char* function) {
   const std::lock_guard lock(fake::wishes().mutex);
   fake::wishes().missing.insert(function);
+}
+EXPORT int fake_cuda_calls() {
+  return fake::calls;
 }
 EXPORT int fake_cuda_count(const char* function) {
   const std::lock_guard lock(fake::wishes().mutex);

@@ -200,6 +200,7 @@ EXPORT CUresult cuMemHostUnregister(void* at) {
              : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 }
 EXPORT CUresult cuPointerGetAttribute(void* to, CUpointer_attribute, CUdeviceptr at) {
+  ENTER("cuPointerGetAttribute");
   if (fake::on_device(at, 1)) {
     *static_cast<unsigned*>(to) = CU_MEMORYTYPE_DEVICE;
     return CUDA_SUCCESS;

@@ -49,6 +49,7 @@ class Scrubbing:
         self._governor = governor
         self._doubt = doubt
         self._seen: dict[str, float] = {}
+        self._met: dict[str, float] = {}  # images in memory
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._scrub_for_ever, name="scrubbing", daemon=True)
         if rate:
@@ -80,11 +81,13 @@ class Scrubbing:
         disks = {resident.name: resident for resident in self._disks.residents()}
         found: dict[str, Copy | DiskResident] = {**memory, **disks}
         self._seen = {name: at for name, at in self._seen.items() if name in found}
-        residents = [Resident(copy.record.created, name) for name, copy in memory.items()]
+        now = time.monotonic()
+        self._met = {name: self._met.get(name, now) for name in memory}
+        residents = [Resident(copy.record.created, name, met=self._met[name]) for name, copy in memory.items()]
         residents += [Resident(one.committed, name, self._rest) for name, one in disks.items()]
-        chosen = scrubbing.longest_unseen(residents, self._seen, time.monotonic())
+        chosen = scrubbing.longest_unseen(residents, self._seen, now)
         if chosen is None:
-            self.reason = "all that is there was looked at" if found else "nothing is there"
+            self.reason = "all that is there was looked at, or is fresh" if found else "nothing is there"
         return (chosen.name, found[chosen.name]) if chosen else None
 
     def _opened(self, chosen: Copy | DiskResident) -> Copy | DiskCopy | None:

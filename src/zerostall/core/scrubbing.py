@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 SHORTEST_PAUSE = 0.05
 """Seconds after a chunk, however small it is."""
+FRESH = 2.0
+"""Seconds for which an image is not looked at: it was checked while it was copied, and is replaced soon."""
 
 
 class Resident(msgspec.Struct, frozen=True, order=True):
@@ -21,11 +23,13 @@ class Resident(msgspec.Struct, frozen=True, order=True):
     Attributes:
         rest: seconds that it is left alone after a check. Memory that is in use changes while one looks away; a file
             that nobody writes does so over months.
+        met: when it was first seen here, by the clock that tells when others were looked at.
     """
 
     created: float
     name: str
     rest: float = 0.0
+    met: float = float("-inf")
 
 
 class Pause(msgspec.Struct, frozen=True):
@@ -38,9 +42,13 @@ class Pause(msgspec.Struct, frozen=True):
 def longest_unseen(residents: Sequence[Resident], seen: Mapping[str, float], now: float) -> Resident | None:
     """The image whose last check is the longest ago; of those never checked, the oldest: None where none is due.
 
-    What was sealed last has only just been checked while it was copied, and is likely to be replaced soon.
+    Where training saves every other moment, its newest image is never old enough, and no core is taken from it.
     """
-    due = [one for one in residents if one.name not in seen or now - seen[one.name] >= one.rest]
+    due = [
+        one
+        for one in residents
+        if now - one.met >= FRESH and (one.name not in seen or now - seen[one.name] >= one.rest)
+    ]
     return min(due, key=lambda one: (seen.get(one.name, 0.0), one), default=None)
 
 

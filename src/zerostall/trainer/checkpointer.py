@@ -61,13 +61,13 @@ class Checkpointer:
             written to disk: snapshots go from memory there.
         run: a name for the run. A folder that belongs to another name is refused.
         keep: how many steps to keep on disk, or a `Keep`.
-        policy: what the guard does with chunks not read yet: "overlap" reads them now, "freeze" moves them aside first,
-            "flip" has optimizers of `zerostall.optim` leave them where they are (and does as "freeze" with others),
-            "auto" chooses by what was measured and says so in the log and in `stats`.
+        policy: what the guard does with chunks not read yet: "overlap" reads them now, "freeze" moves them aside if
+            they are on a GPU, "flip" has optimizers of `zerostall.optim` leave them where they are (and does as
+            "freeze" with others), "auto" chooses by what was measured and says so in the log and in `stats`.
         when_busy: "skip" counts and skips a save when no slot is free; "wait" waits, and lets no accepted save be
             replaced before it is on disk.
         slots: images of host memory; 3 lets saves go on while one is written to disk.
-        freeze_bytes: most memory that "freeze" and "flip" may take.
+        freeze_bytes: most memory of a GPU that "freeze" may take, and in all that "flip" may.
         disk_interval: seconds from one write to disk to the next; the newest snapshot goes then. At once go: the last
             one when training ends or dies, one that is waited for or pinned, and every one with `when_busy="wait"`.
         rng: save Python's, NumPy's and torch's random generators too.

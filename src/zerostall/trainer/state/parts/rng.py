@@ -184,6 +184,7 @@ class _OnDevice:
 _python, _numpy, _torch = _Python(), _Numpy(), _Torch()
 CUDA = torch.backends.cuda.is_built()
 _on_devices: list[_OnDevice] = []
+_asked: tuple[torch.Generator, ...] | None = None  # whose these are
 
 
 class GeneratorStates(msgspec.Struct):
@@ -251,10 +252,13 @@ def read_on_devices() -> list[torch.Tensor]:
 
 def devices_states(generators: Sequence[torch.Generator]) -> list[torch.Tensor]:
     """Return the state of each, of those that were not used since as it was read last."""
-    if len(_on_devices) != len(generators) or any(
-        one.generator is not generator for one, generator in zip(_on_devices, generators, strict=True)
-    ):
-        _on_devices[:] = map(_OnDevice, generators)
+    global _asked
+    if _asked is not generators:  # torch's own are in a tuple
+        if len(_on_devices) != len(generators) or any(
+            one.generator is not generator for one, generator in zip(_on_devices, generators, strict=True)
+        ):
+            _on_devices[:] = map(_OnDevice, generators)
+        _asked = generators if type(generators) is tuple else None
     return [one.read() for one in _on_devices]
 
 
