@@ -58,15 +58,15 @@ def s5cmd(tool: str, store: Store, source: str, target: str) -> None:
 
 
 @contextlib.contextmanager
-def restorer(url: str, nbytes: int) -> Iterator[Callable[[], object]]:
+def restorer(url: str, nbytes: int, device: str) -> Iterator[Callable[[], object]]:
     """What restores a run of that size that is in the store and nowhere else, into tensors that are there."""
     noise = (torch.arange(nbytes // 4, dtype=torch.int32) * 2654435761).view(torch.uint8)
     with scratch(None), zerostall.Checkpointer(url, rng=False, state={"noise": noise}) as ckpt:
         ckpt.save(1).wait("remote", timeout=600)
-    found = torch.zeros_like(noise)
+    found = torch.zeros_like(noise, device=device)
     with scratch(None), zerostall.Checkpointer(url, rng=False, state={"noise": found}) as ckpt:
         yield ckpt.restore
-        assert ckpt.stats.restored_from == "remote" and torch.equal(found, noise)
+        assert ckpt.stats.restored_from == "remote" and torch.equal(found.cpu(), noise)
 
 
 def measure(store: Store, nbytes: int, rounds: int, restore: Callable[[], object]) -> dict[str, list[float]]:
@@ -127,6 +127,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--megabytes", type=int, default=256, help="size of the state in MiB")
     options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--device", default="cpu", help="where restored tensors are")
     options.add_argument("--url", help="a real store, with its credentials in the environment (default: moto's server)")
     arguments = options.parse_args()
     server: subprocess.Popen[str] | None = None
@@ -141,16 +142,17 @@ def main() -> None:
         environment |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
         os.environ.update({name: value for name, value in environment.items() if name != "HOME"})
     try:
-        with restorer(f"{url}-restored", arguments.megabytes << 20) as restore:
+        with restorer(f"{url}-restored", arguments.megabytes << 20, arguments.device) as restore:
             found = measure(Store(url, environment), arguments.megabytes << 20, arguments.rounds, restore)
     finally:
         if server is not None:
             server.communicate(timeout=30)
     with scratch(None) as folder:
-        write(found, folder, arguments.megabytes, "moto's S3 server on the loopback interface" if server else url)
+        where = "moto's S3 server on the loopback interface" if server else url
+        write(found, folder, arguments.megabytes, where, arguments.device)
 
 
-def write(found: dict[str, list[float]], folder, megabytes: int, where: str) -> None:
+def write(found: dict[str, list[float]], folder, megabytes: int, where: str, device: str) -> None:
     report = Report("remote", f"{megabytes} MiB to and from {where}", folder)
     report.columns = ("", "time", "MB/s", "of the bare client's speed")
     for name, bare in (
@@ -184,8 +186,8 @@ def write(found: dict[str, list[float]], folder, megabytes: int, where: str) -> 
     report.notes = [
         "Rounds take turns; ratios are of the same round. `persist` checks every chunk before it is sent, sends its "
         "CRC-32C along, writes layout, record and manifest; `load` checks every chunk.",
-        "`restore` is what a trainer calls: it asks its agent what is there, compares, and has chunks in tensors on "
-        "the CPU as they come, checked twice; the agent reads eight at once.",
+        "`restore` is what a trainer calls: it asks its agent what is there, compares, and has chunks in tensors "
+        f"on {device} as they come, checked twice; the agent reads eight at once.",
         "The bare client is obstore: a multipart put, and ranges of 16 MiB, four at once as persist and load.",
         "s5cmd copies from and to a file in memory (/dev/shm), in as many parts of that size; its start counts.",
     ]

@@ -366,6 +366,7 @@ def test_steps_of_a_past_are_set_aside(open_tier, s3_server, bucket) -> None:
         ("RequestTimeTooSkewed", "clock"),
         ("AccessDenied", "right"),
         ("NoSuchBucket", "create"),
+        ("QuotaExceeded", "keep fewer"),
     ],
 )
 def test_what_a_store_refuses_is_said_with_what_to_do(open_tier, proxy, code: str, hint: str) -> None:
