@@ -64,6 +64,10 @@ def become(request: dict) -> None:
     os.chdir(request["folder"])
     os.umask(request["umask"])
     os.setsid()
+    if torch := sys.modules.get("torch"):
+        # Its pool of threads did not come along. Were this left to the threads of the first backward, two of them might
+        # make it anew at once, and torch ends the process ("Invalid thread pool!", seen with 2.14).
+        torch.set_num_threads(torch.get_num_threads())
 
 
 def exit_as_ever(main: Callable[[list[str]], int], words: list[str]) -> NoReturn:
