@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from zerostall.flow import disk_speed
 THREADS = 8
 WAIT = 300.0
 TENSOR = 32 << 20
+KEPT = 2
 
 
 def state_of(nbytes: int) -> dict[str, torch.Tensor]:
@@ -32,6 +34,13 @@ def state_of(nbytes: int) -> dict[str, torch.Tensor]:
         f"tensor{i}": torch.randint(256, (TENSOR,), dtype=torch.uint8, generator=generator)
         for i in range(nbytes // TENSOR)
     }
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Seconds that it takes."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
 
 
 PAIRS = {
@@ -49,34 +58,40 @@ def whole(folder: Path, nbytes: int, rounds: int) -> dict[str, list[float]]:
     state = state_of(nbytes)
     flat = torch.ones(nbytes, dtype=torch.uint8)
     copy = torch.ones_like(flat)
+    steps = itertools.count(1)
     block, beside = bare.buffer(nbytes), folder.with_name("beside")
     found: dict[str, list[float]] = {name: [] for pair in list(PAIRS.items())[2:] for name in pair}
 
-    def pair(turn: int, name: str, ours: Callable[[], object], floor: Callable[[], object]) -> None:
+    def pair(turn: int, name: str, ours: Callable[[], float], floor: Callable[[], float]) -> None:
         """One after the other, another first each time; what comes before the first turn is not counted."""
         for label, call in [(name, ours), (PAIRS[name], floor)][:: -1 if turn % 2 else 1]:
-            start = time.perf_counter()
-            call()
+            seconds = call()
             if turn:
-                found[label].append(time.perf_counter() - start)
+                found[label].append(seconds)
 
-    with zerostall.Checkpointer(folder, keep=2, state=state) as ckpt:
+    with zerostall.Checkpointer(folder, keep=KEPT, state=state) as ckpt:
+
+        def save() -> float:
+            seconds = timed(lambda: ckpt.save(next(steps)).wait("disk", timeout=WAIT))
+            while len(list(folder.glob("step-*"))) > KEPT:  # removing an old step would slow the floor's turn
+                time.sleep(0.002)
+            return seconds
+
         for turn in range(rounds + 1):
-            save = lambda turn=turn: ckpt.save(turn + 1).wait("disk", timeout=WAIT)  # noqa: E731
             pair(turn, "save to disk", save, lambda: bare.write(beside, block, THREADS))
-            pair(turn, "restore host", ckpt.restore, lambda: copy.copy_(flat))
-    for turn in range(rounds + 1):
+            pair(turn, "restore host", lambda: timed(ckpt.restore), lambda: timed(lambda: copy.copy_(flat)))
+    for turn in range(rounds // 2 + 1):  # each with another agent, which takes longer than what is measured
         stop = [sys.executable, "-m", "zerostall.cli", "agent", "stop", "--force"]
         subprocess.run(stop, check=True, capture_output=True, timeout=60)
         with zerostall.Checkpointer(folder, keep=2, state=state) as ckpt:
-            pair(turn, "restore disk", ckpt.restore, lambda: bare.read(beside, block, THREADS))
+            pair(turn, "restore disk", lambda: timed(ckpt.restore), lambda: bare.read(beside, block, THREADS))
     return found
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--megabytes", type=int, default=512, help="size of the state in MiB")
-    options.add_argument("--rounds", type=int, default=15)
+    options.add_argument("--rounds", type=int, default=60)
     options.add_argument("--folder", help="where to write (default: the temporary folder)")
     arguments = options.parse_args()
     nbytes = arguments.megabytes << 20
@@ -126,11 +141,13 @@ def main() -> None:
         "restore from disk ≥ 95 % of a bare reader": share("restore disk"),
     }
     page.notes = [
-        f"{arguments.rounds} rounds after one that is not counted; rates are medians; {THREADS} threads on both sides, "
+        f"{arguments.rounds} rounds (from disk half as many) after one that is not counted; rates are medians; "
+        f"{THREADS} threads on both sides, "
         "the bare ones' memory in huge pages",
         "a share is the median of ratios of neighbours, each turn of ours beside one of the floor, in turn the first; "
         "in brackets between what it lies with 95 % confidence",
-        "persist checks every chunk's CRC-32C as it reads it; read and restore check it, too",
+        "what was written before is removed before either clock begins",
+        "persist, read and restore check every chunk's CRC-32C",
         "save until on disk is all told: capture, seal, write, fsync of image, record, manifest and folders",
         "restore is the call `restore()` with the agent running; from disk its memory is empty",
     ]
