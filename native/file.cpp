@@ -19,6 +19,16 @@ std::string at(uint64_t offset) {
   return " at byte " + std::to_string(offset);
 }
 
+uint64_t memory_align_of([[maybe_unused]] int fd) {
+#ifdef STATX_DIOALIGN
+  struct statx facts{};
+  if (::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &facts) == 0 && (facts.stx_mask & STATX_DIOALIGN) != 0 &&
+      facts.stx_dio_mem_align != 0)
+    return facts.stx_dio_mem_align;
+#endif
+  return File::kAlign;
+}
+
 struct alignas(File::kAlign) Page {
   std::byte bytes[File::kAlign];
 };
@@ -39,6 +49,7 @@ File::File(int fd, bool direct, const std::string& obstacle) : fd_(::fcntl(fd, F
     fell_back_ = "the file system refuses O_DIRECT: " + std::generic_category().message(errno);
   } else {
     direct_.store(true);
+    memory_align_ = memory_align_of(fd_);
   }
 }
 

@@ -23,6 +23,9 @@ class File {
   ~File();
 
   bool direct() const { return direct_.load(); }
+  // What direct reads want the memory's address to be a multiple of: the disk's word (Linux 6.1), else
+  // kAlign.
+  uint64_t memory_align() const { return memory_align_; }
   uint64_t size() const;
   void reserve(
       uint64_t nbytes);  // room for so much, with direct I/O only; a full disk is known before the first byte
@@ -42,6 +45,7 @@ class File {
 
   int fd_;
   int flags_;
+  uint64_t memory_align_ = kAlign;
   std::atomic<bool> direct_{false};
   mutable std::mutex mutex_;
   std::optional<std::string> fell_back_;

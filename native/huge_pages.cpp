@@ -66,7 +66,8 @@ PageTable::~PageTable() {
 
 PageTable::Kind PageTable::kind(const std::byte* data, uint64_t nbytes) const {
   const auto [begin, end] = whole(data, nbytes);
-  if (fd_ < 0 || begin == end) return Kind::other;
+  if (begin == end) return Kind::small;
+  if (fd_ < 0) return Kind::unknown;
   Region regions[2]{};
   Scan scan{};
   scan.size = sizeof scan;
@@ -77,9 +78,10 @@ PageTable::Kind PageTable::kind(const std::byte* data, uint64_t nbytes) const {
   scan.category_anyof_mask = kPresent | kSwapped;
   scan.return_mask = kPresent | kHuge;
   const int count = ::ioctl(fd_, kScan, &scan);
+  if (count < 0) return Kind::unknown;
   if (count == 0) return Kind::untouched;
   const bool all = count == 1 && regions[0].start == begin && regions[0].end == end;
-  return all && (regions[0].categories & kHuge) != 0 ? Kind::huge : Kind::other;
+  return all && (regions[0].categories & kHuge) != 0 ? Kind::huge : Kind::small;
 }
 
 HugePages bring_to_huge_pages(std::vector<const void*> addresses) {

@@ -28,7 +28,7 @@ bool make_huge_pages(std::byte* data, uint64_t nbytes);
 // What this process's memory lies on, as the kernel says (Linux 6.7).
 class PageTable {
  public:
-  enum class Kind : uint8_t { untouched, huge, other };
+  enum class Kind : uint8_t { untouched, huge, small, unknown };
 
   PageTable();
   PageTable(const PageTable&) = delete;

@@ -12,6 +12,7 @@
 #include "checks.hpp"
 #include "device_file.hpp"
 #include "file.hpp"
+#include "huge_pages.hpp"
 #include "idle.hpp"
 #include "plan.hpp"
 #include "pool.hpp"
@@ -22,9 +23,9 @@ namespace zs {
 // A unit is a block of the file that holds wanted bytes; with checksums, all blocks of a chunk that does. The
 // first chunk that fails, or that the file does not have, ends the job with Kind::corrupt; what was written
 // by then stays, and a chunk's bytes are written before the last of its blocks is checked: nobody may use
-// them before the job is done. A block that is all of one target's, and whose place there begins a page, is
-// read right into it. Copies to a device are done when the job is; they are ordered with no stream,
-// so its memory must be idle before.
+// them before the job is done. A block that is all of one target's is read right into it, where the disk can
+// bring it there at the speed that it has. Copies to a device are done when the job is; they are ordered with
+// no stream, so its memory must be idle before.
 class Load final : public Job {
  public:
   // targets[i] receives piece pieces[i] of the plan, which rise; offsets of the plan count from the file's
@@ -73,6 +74,8 @@ class Load final : public Job {
   static std::vector<Stretch> cut(const Order& order, const Checks& checks);
   void open(unsigned threads);
   void let_go() noexcept;
+  // Whether the disk may read so much right to there.
+  bool in_place(const std::byte* place, uint64_t nbytes) const;
   // Where all of it belongs, if that is one run of the host's memory.
   std::byte* within_target(const Stretch& stretch) const;
   void take_held(const Stretch& stretch, const Slot& slot);
@@ -84,6 +87,7 @@ class Load final : public Job {
   const std::unique_ptr<Checks> checks_;
   const std::vector<Stretch> stretches_;
   File file_;
+  const PageTable pages_;
   Vram::Loan straight_memory_;
   std::optional<cufile::Registration> registration_;
   std::string bounced_;
