@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zerostall.errors import ReplacedError, StepExistsError, TornError
+from zerostall.errors import ReplacedError, StepExistsError, TornError, WaitTimeoutError
 from zerostall.telemetry import Stats
 from zerostall.trainer.ledger import Ledger
 from zerostall.trainer.saving import Desk, Saving
@@ -50,6 +50,26 @@ def test_news_of_a_torn_save_does_not_reach_the_next_of_its_number(book: Book) -
     again.wait("disk", timeout=0)
     with pytest.raises(TornError):
         torn.wait("disk", timeout=0)
+
+
+def test_each_save_is_later_than_those_before_whatever_the_clock_says(book: Book) -> None:
+    moments = []
+    for step, clock in enumerate([50.0, 60.0, 10.0, 10.0, 60.0, 61.0], start=1):
+        saving = Saving(step, Desk(book.condition), clock)
+        book.ledger.accept(saving)
+        moments.append(saving.created)
+    assert moments == sorted(set(moments))
+    assert moments[:2] == [50.0, 60.0] and moments[-1] == 61.0
+
+
+def test_whoever_waits_has_the_capture_begin(book: Book) -> None:
+    asked: list[str] = []
+    saving = Saving(
+        1, Desk(book.condition, hurry=lambda: asked.append("hurry"), seen=lambda: asked.append("seen")), 1.0
+    )
+    with pytest.raises(WaitTimeoutError):
+        saving.wait("host", timeout=0)
+    assert asked == ["hurry", "seen"]
 
 
 def test_a_step_that_the_trainer_before_had_under_way_is_not_this_trainers(book: Book) -> None:

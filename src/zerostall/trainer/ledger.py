@@ -114,9 +114,10 @@ class Ledger:
         condition = self._condition
         condition.acquire()  # as in `Shelf.take`
         try:
-            if saving.created <= self._latest:
-                saving.created = math.nextafter(self._latest, math.inf)
-            self._latest = saving.created
+            now = saving.created or time.time()
+            if now <= self._latest:
+                now = math.nextafter(self._latest, math.inf)
+            saving.created = self._latest = now
             step = saving.step
             if before := self._savings.get(step):
                 self._replaced(before, self._home)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from functools import partial
 from threading import get_ident
-from time import perf_counter, time
+from time import perf_counter
 from typing import TYPE_CHECKING, get_args
 
 from zerostall.config import WhenBusy
@@ -129,7 +129,7 @@ class Saves:
             self._stats.skipped += 1
             self._stats.record_call(perf_counter() - start)
             return Saving(step, self._desk, skipped=busy)
-        saving = Saving(step, self._desk, time())
+        saving = Saving(step, self._desk)
         plain = metric is None and not pin and not replace and not ledger.aside
         wish = _NONE_SPECIAL if plain else Wish(metric, bool(pin), replace, ledger.aside)
         thread = get_ident()
