@@ -60,15 +60,16 @@ class Berth:
     fallbacks: tuple[m.Fallback, ...] = ()
     stowage: Stowage | None = None
 
-    def lease(self, layout: Layout, slots: int) -> HostTier:
-        """Memory for `slots` images of `layout`: what is there if it fits, else new memory.
+    def lease(self, layout: Layout, slots: int, lent: int = 0) -> HostTier:
+        """Memory for `slots` images of `layout`, or for more: what is there if it fits, else new memory, for `lent`.
 
         Raises:
             CapacityError: the budget or the machine's memory is too small.
         """
         tier = self.current
-        if tier is not None and tier.layout.same(layout) and tier.slots.count == slots:
+        if tier is not None and tier.layout.same(layout) and slots <= tier.slots.count <= max(slots, lent):
             return tier
+        slots = max(slots, lent)
         nbytes = stride_of(layout) * slots + notice.BYTES
         self.budget.take(nbytes, f"{slots} images of rank {self.rank} of {self.where}")
         try:
@@ -180,14 +181,14 @@ class Berth:
         """Was that very image said to be worth nothing, not long ago?"""
         return any((one.step, one.created) == (past.step, past.created) for one in self.spoiled)
 
-    def next_grant(self, keep: frozenset[int]) -> m.Granted | None:
-        """Grant the trainer a slot if it has none and one can be had."""
+    def next_grant(self, keep: frozenset[int], spare: frozenset[int] = frozenset()) -> m.Granted | None:
+        """Grant the trainer a slot if it has none and one can be had; see `Slots.grant`."""
         if self.current is None or not self.moored or self.current.slots.granted():
             return None
         reserved = self.stowage.reserve() if self.stowage else (0, 0)
         if reserved is None:
             return None
-        grant = self.current.slots.grant(keep)
+        grant = self.current.slots.grant(keep, spare)
         if grant.index is None:
             self.ungrant_place()
             return None

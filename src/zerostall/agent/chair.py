@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Protocol
 
+from zerostall.agent.copying import Choosing
 from zerostall.agent.verdicts import NAMED
 from zerostall.core.manifest import Manifest
 from zerostall.core.roll import News, Roll, Save
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from zerostall.agent.berth import Berth
+    from zerostall.agent.copying import Copying
     from zerostall.agent.fellows import Fellows
     from zerostall.agent.verdicts import Verdicts
     from zerostall.agent.wish import Wish
@@ -61,6 +63,9 @@ class Caller(Protocol):
         """Saves that this node's ranks have sealed and that may yet become clean."""
         ...
 
+    def copied(self, said: n.Copied) -> None:
+        """How far the copies of this node's ranks are."""
+
     def look(self, patience: float) -> None:
         """Say whom saves wait for, and give up what has waited for `patience` seconds."""
 
@@ -70,11 +75,19 @@ class Caller(Protocol):
 
 
 class Chair:
-    """See `Caller`. `fellows` hear what is decided; what they say comes through their seat."""
+    """See `Caller`. `fellows` hear what is decided; what they say comes through their seat.
 
-    def __init__(self, where: Path, world: int, verdicts: Verdicts, fellows: Fellows | None = None) -> None:
+    Attributes:
+        choosing: what goes to nodes that keep copies.
+    """
+
+    def __init__(
+        self, where: Path, world: int, verdicts: Verdicts, copying: Copying, fellows: Fellows | None = None
+    ) -> None:
         self.world = world
         self.fellows = fellows
+        self.choosing = Choosing(world, self._chosen)
+        self._copying = copying
         self._where = where
         self._verdicts = verdicts
         self._roll = Roll(world)
@@ -82,7 +95,7 @@ class Chair:
 
     def begin(self, world: int) -> None:
         """From now on the run has so many ranks."""
-        self.world, self._roll = world, Roll(world)
+        self.world, self._roll, self.choosing = world, Roll(world), Choosing(world, self._chosen)
 
     # ----------------------------------------------------------------------------- what is said on this node
 
@@ -105,6 +118,7 @@ class Chair:
 
     def revoked(self, rank: int, save: Save | None, past: Past, reason: str) -> None:
         if save is not None:
+            self.choosing.revoked(save)
             self._heed(self._roll.revoked(rank, save, reason))
 
     def began(self, rank: int, epoch: int) -> None:
@@ -123,6 +137,9 @@ class Chair:
     def promise(self, rank: int, past: Past, save: Save | None, tier: str) -> bool:
         return False
 
+    def copied(self, said: n.Copied) -> None:
+        self.choosing.hear(said)
+
     # -------------------------------------------------------------------------------------- what follows
 
     def pending(self) -> list[Save]:
@@ -136,9 +153,16 @@ class Chair:
             if self.fellows:
                 self.fellows.tell(n.Awaiting(save, ranks[:NAMED]))
         self._heed(self._roll.overdue(now, patience))
+        self.choosing.look(again=_LOOK_SECONDS / 4)
 
     def look_in(self) -> float | None:
-        return _LOOK_SECONDS if self._roll.pending() else None
+        copies = self.choosing.look_in()
+        return copies if copies is not None else _LOOK_SECONDS if self._roll.pending() else None
+
+    def _chosen(self, copy: n.Copy) -> None:
+        self._copying.follow(copy.current, copy.safe)
+        if self.fellows:
+            self.fellows.tell(copy)
 
     def _heed(self, news: News, *, adopted: bool = False) -> None:
         """Act on what has become known."""
@@ -170,3 +194,4 @@ class Chair:
         self._verdicts.committed(save, manifest, adopted=adopted)
         if self.fellows:
             self.fellows.tell(n.Clean(save, first.created, first.metric))
+        self.choosing.clean(save)

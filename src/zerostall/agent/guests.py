@@ -36,12 +36,14 @@ class Guest:
     Attributes:
         home: what its home has.
         clean: which of its images here are of clean steps, as far as its home has said so.
+        named: what its home wants to stay.
     """
 
     berth: Berth
     world: int
     home: frozenset[Past] = frozenset()
     clean: frozenset[Past] = frozenset()
+    named: frozenset[Past] = frozenset()
     attempts: dict[int, str] = field(default_factory=dict)
     wanted: bool = True
     unwanted_since: float = 0.0
@@ -80,6 +82,12 @@ class Guests:
         guest = self._guests.get(image)
         return guest.berth.sealed() if guest is not None else set()
 
+    def sound(self, image: ImageId) -> tuple[Past, ...]:
+        """The same, without those that are known to be damaged."""
+        guest = self._guests.get(image)
+        found = guest.berth.sealed() if guest is not None else set()
+        return tuple(sorted(past for past in found if guest is not None and not guest.berth.damage(past.step)))
+
     def berths(self) -> Iterator[tuple[ImageId, Berth]]:
         """The memory of each."""
         return ((image, guest.berth) for image, guest in self._guests.items())
@@ -108,11 +116,12 @@ class Guests:
         if (taken := tier.slots.granted()) is not None:
             tier.slots.discard(taken.index)  # one image at a time: what was coming before came to nothing
         here = guest.berth.sealed()
-        keep = kept(here, guest.clean)
+        keep = kept(here, guest.clean, guest.named)
         grant = tier.slots.grant(keep)
         if grant.index is None and keep:
-            # What became of them nobody will say any more; one that is known to be clean is worth more.
-            guest.berth.forget(here - guest.clean - guest.home)
+            # What became of them nobody will say any more; one that is known to be clean is worth more. Where the home
+            # names one, another one's turn to be everywhere is over.
+            guest.berth.forget(here - guest.named if here & guest.named else here - guest.clean - guest.home)
             grant = tier.slots.grant(keep)
         return None if grant.index is None else Place(image, tier, grant.index)
 
@@ -127,7 +136,7 @@ class Guests:
 
     def _give_back(self, guest: Guest) -> None:
         """Memory of layouts of before goes once what counts is in that of now."""
-        guest.berth.drop_older(kept(guest.berth.sealed(), guest.clean))
+        guest.berth.drop_older(kept(guest.berth.sealed(), guest.clean, guest.named))
 
     def discard(self, place: Place) -> None:
         """The image did not come."""
@@ -141,6 +150,7 @@ class Guests:
         there: Iterable[Past],
         gone: Iterable[Past],
         clean: Iterable[Past] = (),
+        named: Iterable[Past] = (),
         where: str = "",
         name: str = "",
     ) -> None:
@@ -151,7 +161,8 @@ class Guests:
             here = guest.berth.sealed()
             guest.home = frozenset(there)
             guest.clean = frozenset(here.intersection(guest.clean.union(clean)))
-            guest.berth.forget(unneeded(here, guest.home, guest.clean) | set(gone))
+            guest.named = frozenset(named)
+            guest.berth.forget(unneeded(here, guest.home, guest.clean, guest.named) | set(gone))
             self._give_back(guest)
 
     def forget(self, image: ImageId, step: int, attempt: str) -> None:

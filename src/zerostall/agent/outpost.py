@@ -113,6 +113,9 @@ class Outpost:
     def plan(self, plan: m.Plan) -> None:
         self._say(plan)
 
+    def copied(self, said: n.Copied) -> None:
+        self._say(said)
+
     def promise(self, rank: int, past: Past, save: Save | None, tier: str) -> bool:
         self._say(n.Promise(rank, past, save, tier))
         return True
@@ -161,6 +164,8 @@ class Outpost:
                 verdicts.awaiting(message.save, message.ranks)
             case m.Plan():
                 verdicts.plan(message)
+            case n.Copy():
+                self._run.copying.follow(message.current, message.safe)
             case n.Keep():
                 images = verdicts.images(message.save)
                 self._kept[message.save] = [(tier, tier.hold(message.save.step)) for tier, _ in images.values()]
@@ -239,7 +244,7 @@ class Outpost:
     def _here(self, drafts: tuple[int, ...] | None = None) -> n.Here:
         run = self._run
         trains = tuple(rank for rank in run.here if (berth := run.berths.get(rank)) is not None and berth.client)
-        return n.Here(run.world, tuple(sorted(run.here)), trains, self.own is not None, drafts)
+        return n.Here(run.world, tuple(sorted(run.here)), trains, self.own is not None, drafts, run.member)
 
     def _say(self, message: n.FromOutpost) -> None:
         """Tell the seat; while there is none nothing is lost, for all that counts is said again."""

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from zerostall.agent.transport import Transport
+    from zerostall.core.candidates import Past
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import Record
 
@@ -78,9 +80,12 @@ class Source(Protocol):
 class PeerDoor:
     """Listens; each connection has a thread of its own, at most `MOST_CONNECTIONS` of them.
 
+    Attributes:
+        gave: how many bytes of each rank's images have left.
+
     Args:
         images: what is given to who asks for it; None gives nothing.
-        heard: called with offers.
+        heard: called with offers; says what is here of that rank.
         transport: how images get out.
         entrance: for agents that come to stay; they are no longer counted, and have no thread here.
 
@@ -93,7 +98,7 @@ class PeerDoor:
         secret: str,
         images: Source | None = None,
         pace: Pace | None = None,
-        heard: Callable[[p.Offer], None] = lambda offer: None,
+        heard: Callable[[p.Offer], tuple[Past, ...]] = lambda offer: (),
         entrance: Entrance | None = None,
         transport: Transport | None = None,
     ) -> None:
@@ -115,6 +120,7 @@ class PeerDoor:
         self._heard = heard
         self._entrance = entrance
         self._transport = transport or PlainTcp()
+        self.gave: Counter[ImageId] = Counter()
         self._open: set[p.PeerChannel] = set()
         self._closing = False
         self._thread = threading.Thread(target=self._accept, name="peer door", daemon=True)
@@ -173,8 +179,7 @@ class PeerDoor:
             case p.Pull():
                 self._give(channel, message)
             case p.Offer():
-                self._heard(message)
-                channel.send(p.Noted())
+                channel.send(p.Noted(self._heard(message)))
             case _:
                 raise p.PeerError(f"{type(message).__name__} was not expected")
 
@@ -204,6 +209,7 @@ class PeerDoor:
                     piece = given.view(offset, min(PIECE, start + nbytes - offset))
                     self._pace.pass_by(len(piece))
                     outlet.send_bytes(piece)
+                    self.gave[image] += len(piece)
             outlet.finish()
 
 

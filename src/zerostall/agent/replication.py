@@ -28,6 +28,7 @@ from zerostall.core.replicas import next_wanted
 from zerostall.errors import AgentError, CapacityError, ZerostallError
 from zerostall.flow.budget import Budget
 from zerostall.telemetry import log, say_once
+from zerostall.wire import nodes as n
 from zerostall.wire import peers as p
 from zerostall.wire.messages import plain
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from zerostall.agent.berth import Berth
     from zerostall.agent.doubt import Doubt
+    from zerostall.agent.run import Run
     from zerostall.agent.runs import Runs
     from zerostall.config import MemberSettings
     from zerostall.core.layout import Layout
@@ -142,8 +144,6 @@ class Replication:
     def _offer_for_ever(self) -> None:
         while not self._stopping.wait(_LOOK_SECONDS):
             plan = self._plan
-            if not plan:
-                continue
             try:
                 offers = on_loop(self._post, lambda plan=plan: self._offers(plan))
             except ZerostallError as error:
@@ -158,10 +158,12 @@ class Replication:
                 self._partners[address].offer(offer)
 
     def _offers(self, plan: dict[ImageId, tuple[w.Peer, ...]]) -> list[tuple[str, p.Offer]]:
-        """On the loop: what each partner should know.
+        """On the loop: what each partner should know. What they have said in turn is told to who chooses.
 
         An older image goes when a newer one needs its place. So where the newest is gone, it was worth nothing.
         """
+        for run in self._runs:
+            run.caller.copied(n.Copied(run.copying.current, tuple(self._copies(run, plan))))
         offers: list[tuple[str, p.Offer]] = []
         for run in self._runs:
             for rank, berth in run.berths.items():
@@ -190,6 +192,8 @@ class Replication:
                     tuple(sorted(sealed)),
                     told,
                     settled=tuple(one for one in settled if Past(one.step, one.created) not in told),
+                    wanted=run.copying.wanted(rank),
+                    kept=run.copying.kept(rank),
                     every=None if run.url else run.trickle.interval,
                     where=plain(str(run.where))[-1000:],
                     name=run.folder.facts.name,
@@ -197,21 +201,30 @@ class Replication:
                 offers += [(peer.address, offer) for peer in plan[image]]
         return offers
 
-    def _heard(self, offer: p.Offer) -> None:
-        """A home says what it has. A connection's thread."""
+    def _copies(self, run: Run, plan: dict[ImageId, tuple[w.Peer, ...]]) -> Iterator[n.RankCopies]:
+        """How far the copies are of the images of this node's ranks."""
+        for rank in sorted(run.berths.keys() & run.here):
+            image = ImageId(run.folder.facts.run, rank)
+            partners = (self._partners.get(peer.address) for peer in plan.get(image, ()))
+            had = [one.had(image.run, rank) if one is not None else frozenset() for one in partners]
+            yield run.copying.said(rank, had, self.door.gave[image])
+
+    def _heard(self, offer: p.Offer) -> tuple[Past, ...]:
+        """A home says what it has; what is here. A connection's thread."""
         image, there = ImageId(offer.run, offer.rank), set(offer.images)
         self._homes[image] = offer.address
 
-        def look() -> Past | None:
+        def look() -> tuple[Past | None, tuple[Past, ...]]:
             clean = [Past(one.step, one.created) for one in offer.settled]
-            self.guests.offered(image, there, offer.gone, clean, offer.where, offer.name)
+            self.guests.offered(image, there, offer.gone, clean, offer.kept, offer.where, offer.name)
             if self.guest_disk is not None:
                 self.guest_disk.heard(image, offer)
-            return next_wanted(self.guests.images(image), there)
+            return next_wanted(self.guests.images(image), there, offer.wanted), self.guests.sound(image)
 
-        wanted = on_loop(self._post, look)
+        wanted, here = on_loop(self._post, look)
         if wanted is not None:
             self._want(Want(image, wanted.step, wanted.created, offer.world, offer.address))
+        return here
 
     # ------------------------------------------------------------------------------------------------- fetching
 

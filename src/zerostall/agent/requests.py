@@ -116,7 +116,7 @@ class Requests:
     def _lease(self, client: Client, run: Run, berth: Berth, request: m.Lease) -> None:
         layout = layouts.decode(request.layout, request.begins)
         try:
-            tier = berth.lease(layout, request.slots)
+            tier = berth.lease(layout, request.slots, run.lends(berth, layout, request.slots))
         except CapacityError:
             if not self._reclaim():
                 raise

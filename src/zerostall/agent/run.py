@@ -25,8 +25,10 @@ from zerostall.agent.seat import Seat
 from zerostall.agent.standing import Standing
 from zerostall.agent.stowage import Stowage
 from zerostall.agent.takeover import take_folder
+from zerostall.core.copying import MOST_MORE, lent
 from zerostall.errors import FormatError, RunBusyError, RunMismatchError
 from zerostall.telemetry import log
+from zerostall.tiers.host import stride_of
 from zerostall.tiers.modes import Modes
 from zerostall.wire.channel import process_lives
 
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from zerostall.agent.vaults import Vaults
     from zerostall.agent.wish import Wish
     from zerostall.core.candidates import Past
+    from zerostall.core.layout import Layout
     from zerostall.core.manifest import Record
     from zerostall.core.roll import Save
     from zerostall.flow.budget import Budget
@@ -114,7 +117,7 @@ class Run(Standing):
         else:
             if nodes is not None:
                 self.seat = Seat(self, self.promises, nodes, self._post, self._watch, self.advance)
-            self.caller = chair = Chair(self.where, self.world, self.verdicts, self.seat)
+            self.caller = chair = Chair(self.where, self.world, self.verdicts, self.copying, self.seat)
             if self.seat is not None:
                 self.seat.chair = chair
             self.trickle.fellows = self.seat
@@ -227,6 +230,20 @@ class Run(Standing):
         self.promises.replaced(berth, before)
         self.caller.sealed(berth, record, wish, adopted=adopted)
 
+    def lends(self, berth: Berth, layout: Layout, asked: int) -> int:
+        """How many images' memory the rank is to be lent."""
+        there = berth.current
+        if not self.member or self.world == 1:
+            return asked
+        if there is not None and there.layout.same(layout) and asked <= there.slots.count <= asked + MOST_MORE:
+            return there.slots.count
+        empty = sum(1 for rank in self.here if (one := self.berths.get(rank)) is None or one.current is None)
+        free = self._budget.limit - self._budget.lent
+        several = self.part is not None
+        count, reason = lent(asked, stride_of(layout), max(1, empty), free, several=several)
+        log.info("%s, rank %d: memory for %d images, %s", self.where, berth.rank, count, reason)
+        return count
+
     def rent(self, berth: Berth, request: m.Rent, vaults: Vaults) -> None:
         """A trainer wants to capture into other GPUs' memory."""
         if berth.stowage is None:
@@ -311,10 +328,10 @@ class Run(Standing):
 
     def _grant(self) -> None:
         """Give every trainer without a slot one, if one can be had."""
-        keep = self.kept()
-        for berth in self.berths.values():
+        keep, several = self.kept(), self.part is not None
+        for rank, berth in self.berths.items():
             before = berth.sealed()
-            grant = berth.next_grant(keep)
+            grant = berth.next_grant(keep, self.copying.spared(rank, several=several))
             if grant is not None:
                 self.promises.replaced(berth, before)
                 berth.send(grant)

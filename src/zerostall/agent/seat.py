@@ -48,12 +48,14 @@ class Outlying:
     Attributes:
         images: what its ranks have sealed, by save and rank.
         apart: it has a folder of its own for them.
+        copies: other nodes keep copies of their images.
     """
 
     client: NodeClient | None = None
     ranks: tuple[int, ...] = ()
     images: dict[Save, dict[int, n.Sealed]] = field(default_factory=dict)
     apart: bool = False
+    copies: bool = False
 
     def tell(self, message: m.Message) -> None:
         if self.client is not None:
@@ -248,7 +250,11 @@ class Seat:
     def _heard(self, node: Outlying, message: n.FromOutpost) -> None:
         match message:
             case n.Here():
-                node.ranks, node.apart = message.ranks, message.apart
+                node.ranks, node.apart, node.copies = message.ranks, message.apart, message.copies
+                mine = () if self._run.member else self._run.here
+                others = (rank for one in self._nodes if not one.copies for rank in one.ranks)
+                self.chair.choosing.without([*mine, *others])
+                node.tell(self.chair.choosing.news())
                 if message.drafts is not None:
                     self._settle(node, message.drafts)
                 for rank in message.trains:
@@ -271,6 +277,8 @@ class Seat:
                 self.chair.began(message.rank, message.epoch)
             case m.Plan():
                 self.chair.plan(message)
+            case n.Copied():
+                self.chair.copied(message)
             case n.Promise():
                 self._promise(node, message)
             case n.Evicted():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from zerostall.agent.away import Away
 from zerostall.agent.chair import Caller, Chair
+from zerostall.agent.copying import Copying
 from zerostall.agent.fetches import Fetches
 from zerostall.agent.folder import RunFolder
 from zerostall.agent.tally import Tally
@@ -43,6 +44,7 @@ class Standing:
         member: this node belongs to a cluster.
         berths: one for each rank that this node has had and whose memory it has not given back.
         caller: who decides which saves are clean.
+        copying: which of them other nodes are to have.
         carrier: takes steps to the remote tier, where there is one.
         revoked: images that turned out dirty when they had been sealed, by rank.
     """
@@ -84,7 +86,8 @@ class Standing:
         self.trickle.off = bool(url)
         self.carrier: Carrier | None = None
         self.verdicts = Verdicts(self.berths, grant, clean)
-        self.caller: Caller = Chair(where, world, self.verdicts)
+        self.copying = Copying(self.berths)
+        self.caller: Caller = Chair(where, world, self.verdicts, self.copying)
         self.undrained = Undrained(self.berths, lambda rank, reason: self.caller.lost(rank, reason))
         self.away = Away(self.berths, self.undrained.ended)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Set
+    from collections.abc import Iterable, Set
 
     from zerostall.core.candidates import Past
 
 
-def unneeded(here: Set[Past], home: Set[Past], clean: Set[Past]) -> frozenset[Past]:
+def unneeded(here: Set[Past], home: Set[Past], clean: Set[Past], named: Set[Past] = frozenset()) -> frozenset[Past]:
     """Which images kept here may go, given what the rank's home has now.
 
     An image that the home does not have goes when it is newer than all that the home has (the run went back before
@@ -20,18 +20,25 @@ def unneeded(here: Set[Past], home: Set[Past], clean: Set[Past]) -> frozenset[Pa
 
     Args:
         clean: images of steps that are known to be clean.
+        named: images that the home says should stay; they do not make room.
     """
     if not home:
         return frozenset()
     newest = max(past.step for past in home)
     numbers = {past.step for past in home}
     followed = max((past.step for past in here & home & clean), default=-1)
-    return frozenset(past for past in here - home if past.step > newest or past.step in numbers or past.step < followed)
+    return frozenset(
+        past
+        for past in here - home
+        if past.step > newest or past.step in numbers or (past.step < followed and past not in named)
+    )
 
 
-def kept(here: Set[Past], clean: Set[Past]) -> frozenset[int]:
-    """Steps that no newer image may take the place of: the newest that is known to be clean."""
-    return frozenset(past.step for past in sorted(here & clean)[-1:])
+def kept(here: Set[Past], clean: Set[Past], named: Set[Past] = frozenset()) -> frozenset[int]:
+    """Steps that no newer image may take the place of: those that the home has `named`, else the newest that is known
+    to be clean.
+    """
+    return frozenset(past.step for past in here & named or sorted(here & clean)[-1:])
 
 
 def next_stored(
@@ -54,11 +61,13 @@ def next_stored(
     return newest, f"step {newest.step} is the newest clean one here"
 
 
-def next_wanted(here: Set[Past], home: Set[Past]) -> Past | None:
-    """The newest image of the home that is not here and newer than what is; None when there is none.
+def next_wanted(here: Set[Past], home: Set[Past], wanted: Iterable[Past] | None = None) -> Past | None:
+    """Which image is to be fetched: the first that is `wanted` and not here; None when there is none.
 
-    What comes between is not made up for: latest wins.
+    A home that names none wants its newest to be here. What comes between is not made up for: latest wins.
     """
+    if wanted is not None:
+        return next((past for past in wanted if past not in here), None)
     if not home:
         return None
     newest = max(home)

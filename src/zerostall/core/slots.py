@@ -74,10 +74,11 @@ class Slots:
     def granted(self) -> Slot | None:
         return next((s for s in self.table if s.phase is Phase.granted), None)
 
-    def grant(self, keep: frozenset[int] = frozenset()) -> Grant:
+    def grant(self, keep: frozenset[int] = frozenset(), spare: frozenset[int] = frozenset()) -> Grant:
         """Grant a slot: a free one, else the oldest sealed one that nobody needs.
 
-        `keep` names further steps that must stay (the newest step that is clean on every rank, say).
+        `keep` names further steps that must stay (the newest step that is clean on every rank, say), `spare` those that
+        stay as long as there is another.
         """
         taken = self.granted()
         if taken is not None:
@@ -86,8 +87,7 @@ class Slots:
             if slot.phase is Phase.free:
                 slot.phase = Phase.granted
                 return Grant(slot.index, "free")
-        sealed = self.sealed()
-        for slot in sealed[:-1]:
+        for slot in sorted(self.sealed()[:-1], key=lambda slot: (slot.step in spare, slot.step)):
             if slot.readers == 0 and not slot.promised and slot.step not in keep:
                 replaced = slot.step
                 slot.phase, slot.step = Phase.granted, -1

@@ -4,8 +4,8 @@ The agent of rank 0's node is the *seat*: it keeps the roll call, says which sav
 folder that all nodes share. The others are *outposts*: each has one connection to the seat (see `wire.peers` for how
 it begins) and says on it what its ranks say. Everything here is an event; nothing is answered.
 
-    outpost → seat   Here  Sealed  Passed  Revoked  Began  Found  Lost  Promise  Plan  Written  Evicted
-    seat → outpost   Clean  Verdict  Awaiting  Plan  Keep  Write  Commit  Stored  Settle  ToRank  Evicted
+    outpost → seat   Here  Sealed  Passed  Revoked  Began  Found  Lost  Promise  Plan  Written  Copied  Evicted
+    seat → outpost   Clean  Verdict  Awaiting  Plan  Keep  Write  Commit  Stored  Settle  Copy  ToRank  Evicted
 
 Where the nodes do not share a folder, each has its own: what an outpost has written it commits when the seat has; and
 a step that goes from one folder, for an image of it is dirty, goes from all.
@@ -13,7 +13,10 @@ a step that goes from one folder, for an image of it is dirty, goes from all.
 
 from __future__ import annotations
 
+import msgspec
+
 from zerostall.core.candidates import Past  # noqa: TC001 - msgspec reads its fields' types at run time
+from zerostall.core.copying import Copy as Copies
 from zerostall.core.manifest import RankFacts  # noqa: TC001
 from zerostall.core.roll import Save, Spoiled  # noqa: TC001
 from zerostall.wire.messages import Failed, Message, Plan, Reached, Refused
@@ -27,6 +30,7 @@ class Here(Message, frozen=True):
     Attributes:
         apart: this node has a folder of its own.
         drafts: steps that were put there and not committed, said once a connection; `Settle` answers it.
+        copies: other nodes keep copies of its ranks' images, as the manager plans it; `Copied` says how far they are.
     """
 
     world: int
@@ -34,6 +38,7 @@ class Here(Message, frozen=True):
     trains: tuple[int, ...]
     apart: bool = False
     drafts: tuple[int, ...] | None = None
+    copies: bool = False
 
 
 class Sealed(Message, frozen=True):
@@ -116,6 +121,21 @@ class Written(Message, frozen=True):
     failure: Refused | None = None
 
 
+class RankCopies(msgspec.Struct, frozen=True):
+    """How the copies of a rank's image stand, and how many bytes of the rank's images went to other nodes, ever."""
+
+    rank: int
+    copy: Copies
+    given: int = 0
+
+
+class Copied(Message, frozen=True):
+    """How far the copies of the save are that is on its way to other nodes; None: none is, as far as is known here."""
+
+    save: Save | None
+    ranks: tuple[RankCopies, ...]
+
+
 # ----------------------------------------------------------------------------------------------- seat → outpost
 
 
@@ -193,6 +213,13 @@ class Stored(Message, frozen=True):
     failure: Refused | None = None
 
 
+class Copy(Message, frozen=True):
+    """This save is on its way to the nodes that keep copies, and that one they all have; see `core.copying`."""
+
+    current: Save | None
+    safe: Save | None
+
+
 class ToRank(Message, frozen=True):
     """What a rank that waits for an image of its own is to hear."""
 
@@ -213,5 +240,5 @@ class Evicted(Message, frozen=True):
     past: Past
 
 
-FromOutpost = Here | Sealed | Passed | Revoked | Began | Found | Lost | Promise | Plan | Written | Evicted
-FromSeat = Clean | Verdict | Awaiting | Plan | Keep | Write | Commit | Stored | Settle | ToRank | Evicted
+FromOutpost = Here | Sealed | Passed | Revoked | Began | Found | Lost | Promise | Plan | Written | Copied | Evicted
+FromSeat = Clean | Verdict | Awaiting | Plan | Keep | Write | Commit | Stored | Settle | Copy | ToRank | Evicted

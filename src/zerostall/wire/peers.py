@@ -115,6 +115,8 @@ class Offer(PeerMessage, frozen=True):
         settled: what of it is of clean steps.
         every: seconds from one step that goes to disk there to the next; None where the run has no disk.
         where, name: the run's folder there, and what its user calls it.
+        wanted: those of the images that the other side should have, the first to fetch in front; None: the newest.
+        kept: what the other side should keep, if it has it, until it hears of another.
     """
 
     run: str
@@ -127,10 +129,14 @@ class Offer(PeerMessage, frozen=True):
     every: float | None = None
     where: str = ""
     name: str = ""
+    wanted: tuple[Past, ...] | None = None
+    kept: tuple[Past, ...] = ()
 
 
 class Noted(PeerMessage, frozen=True):
-    pass
+    """The offer was heard; `here` are the images of that rank that this node has in memory."""
+
+    here: tuple[Past, ...] = ()
 
 
 class Enter(PeerMessage, frozen=True):
