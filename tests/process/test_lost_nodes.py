@@ -49,6 +49,36 @@ def test_training_goes_on_from_memory_alone_and_ends_bit_for_bit(
     assert all("ended bit for bit" in text for text in said)
 
 
+def copied(manager: Manager) -> set[int]:
+    """The steps of which other nodes have both ranks' images."""
+    run = manager.run()
+    return {one.step for one in run.snapshots if one.tiers.get("replica") == 2} if run is not None else set()
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [pytest.param(1, id="a node"), pytest.param(0, id="rank 0's node", marks=pytest.mark.long)],
+)
+def test_saves_that_come_faster_than_copies_leave_one_step_that_all_can_have(
+    start_on: StartOn, manager: Manager, agent_environment: dict[str, str], tmp_path: Path, lost: int
+) -> None:
+    """What is kept of the lost node is of a step that the other still has in memory, many saves later."""
+    agent_environment["ZEROSTALL_REPLICA_RATE"] = "16K"  # about two images a second
+    ranks = start_on(("n1", "n2"), "hurry", 0.03)
+    first: set[int] = set()
+    wait_until(lambda: first.update(copied(manager)) or first, SECONDS)
+    wait_until(lambda: copied(manager) - first, SECONDS)
+    lose(ranks, lost, tmp_path / f"n{lost + 1}")
+    on_disk = {snapshot.step for snapshot in zerostall.snapshots(tmp_path / "run")}
+    nodes = ("n1", "n3") if lost == 1 else ("n3", "n2")
+    said = start_on(nodes, "hurry", 0.0, attempt=2).wait()
+    found = [re.findall(r"goes on from (\d+) (\w+)", text) for text in said]
+    tiers = ["host", "replica"] if lost == 1 else ["replica", "host"]
+    (step,) = {int(step) for ((step, _),) in found}
+    assert [tier for ((_, tier),) in found] == tiers and step > max(first) and step not in on_disk, said
+    assert all("ended bit for bit" in text for text in said)
+
+
 def member(folder: Path, where: Path, rank: int, meeting: m.Meeting | None) -> HandTrainer:
     """A rank of two, the only one on its node."""
     nodes = m.Nodes(here=(rank,), host="127.0.0.1", meeting=meeting)

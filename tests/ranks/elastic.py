@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -104,6 +106,30 @@ def main(where: str, stays: int | None = None, **options: object) -> None:
     say(f"rank {rank} ended bit for bit")
     dist.barrier()
     # gloo's threads, which live as long as the models, may want the interpreter while it ends, and torch then aborts.
+    os._exit(0)
+
+
+def hurry(where: str, seconds: str) -> None:
+    """Save at each step, one every so many seconds, until somebody kills it; the attempt after that ends soon."""
+    rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    job = Job()
+    with zerostall.Checkpointer(where, disk_interval=3600.0, **job.state()) as ckpt:
+        first = ckpt.restore()
+        say(f"attempt {attempt} rank {rank} goes on from {first} {ckpt.stats.restored_from}")
+        end = first + 5 if attempt else None
+        for step in itertools.count(first + 1):
+            job.step()
+            ckpt.save(step)
+            if step == end:
+                break
+            time.sleep(float(seconds))
+    ended = job.digest()
+    reference = Job()
+    for _ in range(first + 5):
+        reference.step()
+    assert reference.digest() == ended
+    say(f"rank {rank} ended bit for bit")
+    dist.barrier()
     os._exit(0)
 
 

@@ -133,6 +133,11 @@ def stay(where: str, step: str) -> None:
     elastic.main(where, stays=int(step), disk_interval=3600.0)
 
 
+def hurry(where: str, seconds: str) -> None:
+    """Save faster than images get to other nodes."""
+    elastic.hurry(where, seconds)
+
+
 def preempted(where: str, seconds: str) -> None:
     """Train until a signal says to leave; `seconds` of work a step."""
     job, ckpt, step = begin(where, preempt=("SIGTERM",), grace=60.0)

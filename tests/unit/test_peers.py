@@ -86,9 +86,14 @@ class Home:
             SECRET,
             self.images,  # pyright: ignore
             self.pace,
-            self.offers.append,
+            self.hear,
             transport=self.transport,
         )
+
+
+    def hear(self, offer: p.Offer) -> tuple[Past, ...]:
+        self.offers.append(offer)
+        return (Past(2, 1.0),)
 
 
 @pytest.fixture
@@ -355,7 +360,7 @@ def test_offers_are_heard(home: Home) -> None:
     channel = p.connect(home.door.address, "n2", SECRET)
     offer = p.Offer(RUN, 0, 1, "127.0.0.1:1", (Past(3, 4.0),))
     channel.send(offer)
-    assert isinstance(channel.receive(), p.Noted)
+    assert channel.receive() == p.Noted((Past(2, 1.0),))
     channel.close()
     assert home.offers == [offer]
 

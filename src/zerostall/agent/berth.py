@@ -40,6 +40,7 @@ class Berth:
         moored: the trainer that is attached has said which memory it captures into. Before, nothing is granted: the
             memory may hold more than this agent has heard of, where a connection broke.
         heard: the newest save that this rank's trainers have sealed under this agent.
+        asked: so many images the trainer wants memory for; it may have been lent more.
         grant: the number of the newest grant.
         spoiled: what was said last of saves that will never be clean; a trainer whose connection broke may have missed
             it.
@@ -54,6 +55,7 @@ class Berth:
     client: Client | None = None
     moored: bool = False
     heard: Save = NONE
+    asked: int = 0
     grant: int = 0
     spoiled: deque[m.Spoiled] = field(default_factory=lambda: deque(maxlen=_SPOILED_KEPT))
     wishes: dict[int, Wish] = field(default_factory=dict)
@@ -66,7 +68,7 @@ class Berth:
         Raises:
             CapacityError: the budget or the machine's memory is too small.
         """
-        tier = self.current
+        tier, self.asked = self.current, slots
         if tier is not None and tier.layout.same(layout) and slots <= tier.slots.count <= max(slots, lent):
             return tier
         slots = max(slots, lent)
@@ -88,7 +90,7 @@ class Berth:
         Raises:
             FormatError: the memory is here, and has another layout.
         """
-        memory = os.fstat(fd)
+        memory, self.asked = os.fstat(fd), slots
         tier = next((tier for tier in self.tiers() if os.path.samestat(os.fstat(tier.segment.fileno()), memory)), None)
         if tier is None:
             segment = native.Segment.attach(fd, memory.st_size)
@@ -188,7 +190,7 @@ class Berth:
         reserved = self.stowage.reserve() if self.stowage else (0, 0)
         if reserved is None:
             return None
-        grant = self.current.slots.grant(keep, spare)
+        grant = self.current.slots.grant(keep, spare, self.asked)
         if grant.index is None:
             self.ungrant_place()
             return None

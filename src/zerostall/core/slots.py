@@ -74,11 +74,12 @@ class Slots:
     def granted(self) -> Slot | None:
         return next((s for s in self.table if s.phase is Phase.granted), None)
 
-    def grant(self, keep: frozenset[int] = frozenset(), spare: frozenset[int] = frozenset()) -> Grant:
+    def grant(self, keep: frozenset[int] = frozenset(), spare: frozenset[int] = frozenset(), enough: int = 0) -> Grant:
         """Grant a slot: a free one, else the oldest sealed one that nobody needs.
 
-        `keep` names further steps that must stay (the newest step that is clean on every rank, say), `spare` those that
-        stay as long as there is another.
+        Args:
+            keep: further steps that must stay (the newest step that is clean on every rank, say).
+            spare: steps that stay while there are `enough` slots without them, or another can be had.
         """
         taken = self.granted()
         if taken is not None:
@@ -87,7 +88,11 @@ class Slots:
             if slot.phase is Phase.free:
                 slot.phase = Phase.granted
                 return Grant(slot.index, "free")
-        for slot in sorted(self.sealed()[:-1], key=lambda slot: (slot.step in spare, slot.step)):
+        older = self.sealed()[:-1]
+        spared = [slot for slot in older if slot.step in spare]
+        for slot in [slot for slot in older if slot not in spared] + spared:
+            if slot in spared and self.count - len(spared) >= enough:
+                break
             if slot.readers == 0 and not slot.promised and slot.step not in keep:
                 replaced = slot.step
                 slot.phase, slot.step = Phase.granted, -1
