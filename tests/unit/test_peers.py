@@ -90,7 +90,6 @@ class Home:
             transport=self.transport,
         )
 
-
     def hear(self, offer: p.Offer) -> tuple[Past, ...]:
         self.offers.append(offer)
         return (Past(2, 1.0),)
