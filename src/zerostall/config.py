@@ -33,7 +33,7 @@ ZEROSTALL_PEER           address for other agents, HOST or HOST:PORT; without it
 ZEROSTALL_REPLICA_BUDGET most bytes of memory for other nodes' images (default: a quarter of the host budget)
 ZEROSTALL_REPLICA_DISK   folder for other nodes' images on this node's disk; without it they are in memory only
 ZEROSTALL_REPLICA_RATE   most bytes a second that go to other nodes (default: no bound)
-ZEROSTALL_TRANSPORT      how images go to other nodes: auto (default: NIXL where there is RDMA, else tcp), nixl, tcp
+ZEROSTALL_TRANSPORT      how images go to other nodes: auto (default: NIXL where there is RDMA, else tcp), nixl, shm, tcp
 ZEROSTALL_MANAGER_CA     file of certificates to check the manager's by, where they are not the system's
 """
 
@@ -58,7 +58,7 @@ WhenBusy = Literal["skip", "wait"]
 Frozen = Literal["save", "leave"]
 IfExists = Literal["error", "skip", "replace"]
 Gds = Literal["auto", "on", "off"]
-Transport = Literal["auto", "nixl", "tcp"]
+Transport = Literal["auto", "nixl", "shm", "tcp"]
 _Choice = TypeVar("_Choice", bound=str)
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -118,7 +118,7 @@ def gds() -> Gds:
 
 def transport() -> Transport:
     """How images go to other nodes; see `core.transports.choose`."""
-    return _one_of("ZEROSTALL_TRANSPORT", ("auto", "nixl", "tcp"))
+    return _one_of("ZEROSTALL_TRANSPORT", ("auto", "nixl", "shm", "tcp"))
 
 
 def _one_of(name: str, known: tuple[_Choice, ...]) -> _Choice:

@@ -54,11 +54,12 @@ def test_an_image_lives_on_when_its_node_is_lost(manager: Manager, agents: Agent
         again.fetch(4000, "replica")
 
 
+@pytest.mark.parametrize(("transport", "by"), [("nixl", "UCX over TCP"), ("shm", "shared memory")])
 def test_images_go_through_nixl_where_it_is_asked_for(
-    manager: Manager, agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    manager: Manager, agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str, by: str
 ) -> None:
     pytest.importorskip("nixl_cu13", reason="NIXL is not installed")
-    monkeypatch.setenv("ZEROSTALL_TRANSPORT", "nixl")
+    monkeypatch.setenv("ZEROSTALL_TRANSPORT", transport)
     where = tmp_path / "run"
     folders = joined(manager, agents, "n1", "n2")
     made = left_by_a_lost_node(manager, folders, where, 5)
@@ -66,7 +67,8 @@ def test_images_go_through_nixl_where_it_is_asked_for(
     assert (5, "replica", True) in again.copies()
     assert again.fetch(5, "replica") == made.bytes
     log = (folders["n2"] / "agent.log").read_text()
-    assert "images go to other nodes through NIXL: ZEROSTALL_TRANSPORT says so" in log
+    assert f"images go to other nodes through NIXL: ZEROSTALL_TRANSPORT says so; {by}" in log
+    assert ("UCX listens over TCP" in log) == (transport == "nixl")
     assert "by plain TCP" not in log
 
 

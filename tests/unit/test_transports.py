@@ -28,6 +28,7 @@ RDMA = Found("", ("mlx5_0", "mlx5_1"))
         ("auto", Found("NIXL is not installed", ("mlx5_0",)), False, "RDMA by mlx5_0, but NIXL is not installed"),
         ("nixl", Found(), True, "UCX over TCP"),
         ("nixl", RDMA, True, "RDMA by mlx5_0, mlx5_1"),
+        ("shm", RDMA, True, "shared memory"),
     ],
 )
 def test_the_choice_says_why(setting: config.Transport, found: Found, nixl: bool, reason: str) -> None:
@@ -46,7 +47,7 @@ def test_what_is_asked_for_and_cannot_be_had_is_refused(monkeypatch: pytest.Monk
     finding = doctor.between_nodes()
     assert finding.verdict == "no" and "cannot be had here" in finding.detail
     monkeypatch.setenv("ZEROSTALL_TRANSPORT", "pigeon")
-    with pytest.raises(ValueError, match="none of auto, nixl, tcp"):
+    with pytest.raises(ValueError, match="none of auto, nixl, shm, tcp"):
         config.transport()
 
 
@@ -66,6 +67,7 @@ def test_rdma_without_a_nixl_that_loads_is_said_and_tcp_taken(
 def test_ucx_listens_where_the_agent_does_or_not_at_all() -> None:
     assert ucx_settings(RDMA, "eth0") == {"UCX_TLS": "ib,self"}
     assert ucx_settings(Found(), "eth0") == {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0"}
+    assert "tcp" not in ucx_settings(Found(), "eth0", shared=True)["UCX_TLS"]
     assert transports._device_of("127.0.0.1:7400") == "lo"
     assert transports._device_of("0.0.0.0") == ""
 
@@ -74,6 +76,17 @@ def test_doctor_says_the_way_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transports, "chosen", lambda setting: Choice(False, "there is no RDMA"))
     finding = doctor.between_nodes()
     assert (finding.verdict, finding.detail) == ("yes", "plain TCP: there is no RDMA")
+    monkeypatch.undo()
+    monkeypatch.setattr(transports, "found", lambda: RDMA)
+    said = {}
+    for setting in ("auto", "shm", "tcp"):
+        monkeypatch.setenv("ZEROSTALL_TRANSPORT", setting)
+        said[setting] = doctor.between_nodes().detail
+    assert said == {
+        "auto": "NIXL: RDMA by mlx5_0, mlx5_1",
+        "shm": "NIXL: ZEROSTALL_TRANSPORT says so; shared memory, which reaches agents of this machine",
+        "tcp": "plain TCP: ZEROSTALL_TRANSPORT says so",
+    }
 
 
 def test_an_agent_that_does_not_use_it_loads_none_of_it() -> None:

@@ -46,6 +46,9 @@ STUCK_SECONDS = 10.0
 SHUNNED_SECONDS = 300.0
 """An agent from whom a read failed is asked by plain TCP for so long."""
 
+SHARED = "shm"
+"""By memory that agents of one machine share: what the transport is called then."""
+
 _LANE = CELL * CELLS
 _LOOK_SECONDS = 0.0002
 _GIVE_UP_SECONDS = 2.0
@@ -54,6 +57,7 @@ _GIVE_UP_SECONDS = 2.0
 class Engine(Protocol):
     """What is used of `nixl_agent`."""
 
+    def create_backend(self, backend: str, initParams: dict[str, str]) -> None: ...  # noqa: N803 - theirs
     def register_memory(self, reg_list: list[tuple[int, int, int, str]], mem_type: str) -> object: ...
     def deregister_memory(self, dereg_list: object) -> None: ...
     def get_agent_metadata(self) -> bytes: ...
@@ -93,13 +97,16 @@ class Nixl:
 
     name = "nixl"
 
-    def __init__(self, api: ModuleType, node: str) -> None:
+    def __init__(self, api: ModuleType, node: str, *, shared: bool = False) -> None:
+        self.name = SHARED if shared else self.name
         self._engine_name = f"{node} {secrets.token_hex(8)}"
         self._lock = threading.Lock()
         try:
             # Its own thread would take a core for itself. Whoever waits here lets it go on instead.
-            config = api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
+            config = api.nixl_agent_config(enable_prog_thread=False, backends=[])
             engine: Engine = api.nixl_agent(self._engine_name, config)
+            # Memory does not tell that the other side has died: with shared memory the deadline of a read does.
+            engine.create_backend("UCX", {"ucx_error_handling_mode": "none"} if shared else {})
             self._memory = native.Segment("zerostall-nixl", LANES * _LANE, populate=False)
             region = (self._memory.address, self._memory.nbytes, 0, "")
             self._registered = engine.register_memory([region], "DRAM")

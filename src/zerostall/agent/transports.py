@@ -11,7 +11,7 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerostall.agent.nixl import Nixl, load
+from zerostall.agent.nixl import SHARED, Nixl, load
 from zerostall.agent.transport import PlainTcp
 from zerostall.core.transports import Choice, Found, choose, ucx_settings
 from zerostall.errors import CapabilityError
@@ -54,23 +54,25 @@ def open_transport(setting: Setting, node: str, peer: str) -> Transport:
     if not choice.nixl:
         log.info("images go to other nodes by plain TCP: %s", choice.reason)
         return PlainTcp()
-    for name, value in ucx_settings(here, _device_of(peer)).items():
+    for name, value in ucx_settings(here, _device_of(peer), shared=choice.shared).items():
         os.environ.setdefault(name, value)
     try:
-        opened = Nixl(load(_PACKAGES), node)
+        opened = Nixl(load(_PACKAGES), node, shared=choice.shared)
     except CapabilityError as error:
-        if setting == "nixl":
+        if setting != "auto":
             raise
         say_once("nixl", "images go to other nodes by plain TCP: there is RDMA, but %s", error.args[0])
         return PlainTcp()
     log.info("images go to other nodes through NIXL: %s", choice.reason)
-    if not here.rdma:
+    if not here.rdma and not choice.shared:
         log.warning("UCX listens over TCP and asks nobody for the token: only for networks whose nodes are all yours")
     return opened
 
 
 def meter_of(transport: Transport, peer: str) -> LinkMeter | None:
     """What counts the bytes of the link that images take, and training most likely, too; None where nothing does."""
+    if transport.name == SHARED:
+        return None
     rdma = _rdma_devices() if transport.name == Nixl.name else ()
     return link_meter.of_rdma(rdma) if rdma else link_meter.of_device(_device_of(peer))
 

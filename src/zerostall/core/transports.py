@@ -26,10 +26,11 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Whether NIXL carries images, and why or why not."""
+    """Whether NIXL carries images, and why or why not; `shared`: by memory that both agents of a machine share."""
 
     nixl: bool
     reason: str
+    shared: bool = False
 
 
 def choose(setting: Transport, found: Found) -> Choice:
@@ -44,11 +45,15 @@ def choose(setting: Transport, found: Found) -> Choice:
     devices = ", ".join(found.rdma)
     if setting == "tcp":
         return Choice(False, "ZEROSTALL_TRANSPORT says so")
-    if setting == "nixl":
+    if setting in ("nixl", "shm"):
         if found.problem:
             raise CapabilityError(
-                f"ZEROSTALL_TRANSPORT=nixl cannot be had here: {found.problem}",
+                f"ZEROSTALL_TRANSPORT={setting} cannot be had here: {found.problem}",
                 hint="pip install 'zerostall[nixl]', or leave ZEROSTALL_TRANSPORT at auto",
+            )
+        if setting == "shm":
+            return Choice(
+                True, "ZEROSTALL_TRANSPORT says so; shared memory, which reaches agents of this machine", True
             )
         return Choice(True, f"ZEROSTALL_TRANSPORT says so; {f'RDMA by {devices}' if devices else 'UCX over TCP'}")
     if not found.rdma:
@@ -58,12 +63,14 @@ def choose(setting: Transport, found: Found) -> Choice:
     return Choice(True, f"RDMA by {devices}")
 
 
-def ucx_settings(found: Found, device: str) -> dict[str, str]:
+def ucx_settings(found: Found, device: str, *, shared: bool = False) -> dict[str, str]:
     """UCX's own variables, for those that the environment leaves open: which ways it may take.
 
-    Without bounds it listens on every address of the machine. With RDMA it needs no port at all; else it gets the
-    network device of the agent's own address (`device`, empty for all) and no other.
+    Without bounds it listens on every address of the machine. With RDMA or `shared` memory it needs no port at all;
+    else it gets the network device of the agent's own address (`device`, empty for all) and no other.
     """
+    if shared:
+        return {"UCX_TLS": "posix,cma,self"}
     if found.rdma:
         return {"UCX_TLS": "ib,self"}
     return {"UCX_TLS": "tcp,self", **({"UCX_NET_DEVICES": device} if device else {})}
