@@ -33,7 +33,8 @@ ZEROSTALL_PEER           address for other agents, HOST or HOST:PORT; without it
 ZEROSTALL_REPLICA_BUDGET most bytes of memory for other nodes' images (default: a quarter of the host budget)
 ZEROSTALL_REPLICA_DISK   folder for other nodes' images on this node's disk; without it they are in memory only
 ZEROSTALL_REPLICA_RATE   most bytes a second that go to other nodes (default: no bound)
-ZEROSTALL_TRANSPORT      how images go to other nodes: auto (default: NIXL where there is RDMA, else tcp), nixl, shm, tcp
+ZEROSTALL_TRANSPORT      how images go to other nodes: auto (default: NIXL where there is RDMA, else tcp), nixl, tcp, or
+                         shm between agents of one machine
 ZEROSTALL_MANAGER_CA     file of certificates to check the manager's by, where they are not the system's
 """
 

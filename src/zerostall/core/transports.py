@@ -52,9 +52,8 @@ def choose(setting: Transport, found: Found) -> Choice:
                 hint="pip install 'zerostall[nixl]', or leave ZEROSTALL_TRANSPORT at auto",
             )
         if setting == "shm":
-            return Choice(
-                True, "ZEROSTALL_TRANSPORT says so; shared memory, which reaches agents of this machine", True
-            )
+            reason = "ZEROSTALL_TRANSPORT says so; shared memory, which reaches agents of this machine"
+            return Choice(True, reason, shared=True)
         return Choice(True, f"ZEROSTALL_TRANSPORT says so; {f'RDMA by {devices}' if devices else 'UCX over TCP'}")
     if not found.rdma:
         return Choice(False, "there is no RDMA device with a link here")
