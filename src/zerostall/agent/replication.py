@@ -145,7 +145,7 @@ class Replication:
         while not self._stopping.wait(_LOOK_SECONDS):
             plan = self._plan
             try:
-                offers = on_loop(self._post, lambda plan=plan: self._offers(plan))
+                offers = on_loop(self._post, lambda plan=plan: self._look(plan))
             except ZerostallError as error:
                 log.debug("nothing is offered: %s", error.args[0])
                 continue
@@ -157,13 +157,17 @@ class Replication:
                     self._partners[address] = Partner(address, self._node, self._secret)
                 self._partners[address].offer(offer)
 
+    def _look(self, plan: dict[ImageId, tuple[w.Peer, ...]]) -> list[tuple[str, p.Offer]]:
+        """On the loop: say how far copies are to who chooses what goes; then what each partner should know."""
+        for run in self._runs:
+            run.caller.copied(n.Copied(run.copying.current, tuple(self._copies(run, plan))))
+        return self._offers(plan)
+
     def _offers(self, plan: dict[ImageId, tuple[w.Peer, ...]]) -> list[tuple[str, p.Offer]]:
-        """On the loop: what each partner should know. What they have said in turn is told to who chooses.
+        """On the loop: what each partner should know.
 
         An older image goes when a newer one needs its place. So where the newest is gone, it was worth nothing.
         """
-        for run in self._runs:
-            run.caller.copied(n.Copied(run.copying.current, tuple(self._copies(run, plan))))
         offers: list[tuple[str, p.Offer]] = []
         for run in self._runs:
             for rank, berth in run.berths.items():
