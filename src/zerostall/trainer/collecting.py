@@ -3,6 +3,7 @@
 In two stages, each of which every rank ends before the next begins: first everything is compared and fetched, then it
 is written. So a rank that finds the step unfit for it keeps all from writing. Files on this node's disk are only opened
 in the first: each rank reads what it alone needs right into its tensors, and the agent reads for all what several need.
+What is in a store comes in the second, chunk by chunk (`arrivals`).
 """
 
 from __future__ import annotations
