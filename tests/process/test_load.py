@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-import forked
 import zerostall
+from ranks.scripts import said_by_ranks
 from zerostall.errors import CorruptError
 from zerostall.trainer.exchange.filling import new_bytes
 
@@ -167,14 +166,5 @@ dist.destroy_process_group()
 
 @pytest.mark.timeout(300)
 def test_ranks_read_each_byte_once_and_hear_of_damage_together(run: Path, shards: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ranks = [
-        forked.start(
-            "-c", RANK, rank, tmp_path / "store", run, shards, environment=environment, output=tmp_path / f"said-{rank}"
-        )
-        for rank in range(3)
-    ]
-    codes = [child.wait(280) for child in ranks]
-    for said in [child.printed() for child in ranks]:
+    for said in said_by_ranks(3, RANK, tmp_path, run, shards):
         assert "fails its checksum" in said and "told: rank " in said, said
-    assert codes == [0, 0, 0]

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
+from urllib.parse import unquote, urlsplit
 
 from stores.server import Server
 from zerostall import native
@@ -29,6 +30,23 @@ class Request:
     @property
     def is_part(self) -> bool:
         return self.method == "PUT" and re.search(r"[?&](partNumber=|comp=block(&|$))", self.target) is not None
+
+
+def is_part(request: Request) -> bool:
+    return request.is_part
+
+
+def parts_of(requests: list[Request]) -> set[str]:
+    return {request.target for request in requests if request.is_part}
+
+
+def is_manifest(request: Request) -> bool:
+    return request.method == "PUT" and unquote(urlsplit(request.target).path).endswith("manifest.json")
+
+
+def is_complete(request: Request) -> bool:
+    in_blocks = request.method == "PUT" and "comp=blocklist" in request.target
+    return in_blocks or (request.method == "POST" and "uploadId=" in request.target)
 
 
 @dataclass

@@ -14,11 +14,12 @@ from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
 from zerostall.core.manifest import RunFacts
-from zerostall.errors import FormatError, RunMismatchError, StorageError, VersionError
+from zerostall.errors import FormatError, RunMismatchError, StorageError
 from zerostall.flow.folder_lock import FolderLock, holder_of
 from zerostall.telemetry import log
 from zerostall.tiers.disk import DiskTier
 from zerostall.tiers.files import make_folder, read_file, storage_errors, write_whole
+from zerostall.tiers.holding import run_of
 from zerostall.tiers.modes import OWN, Modes
 
 if TYPE_CHECKING:
@@ -179,34 +180,15 @@ class RunFolder:
             return False
 
     def _read_facts(self) -> None:
-        path = self.where / names.RUN
-        damage: FormatError | None = None
-        try:
-            self.facts = manifests.decode_run(read_file(path), source=str(path))
+        told = run_of(self.where)
+        if told is not None and not told.problem:
+            self.facts = told.facts
             return
-        except FileNotFoundError:
-            pass
-        except VersionError:
-            raise
-        except FormatError as error:
-            damage = error
-        run = self._run_of_steps()
-        if run is None and damage is not None:
-            raise damage  # nothing here says that it was ever ours
-        if run is not None:
-            log.warning(
-                "%s: %s; it is written anew from what the steps say", self.where, damage or "run.json is missing"
-            )
+        if told is not None:
+            log.warning("%s: %s; it is written anew from what the steps say", self.where, told.problem)
             self._name_lost = True
-        fresh = RunFacts(run=run or uuid.uuid4().hex, name="", fingerprint=layouts.fingerprint([]), created=time.time())
-        self._write_facts(fresh)
-
-    def _run_of_steps(self) -> str | None:
-        """The run that the newest whole manifest is of."""
-        for step in reversed(self.disk.steps()):
-            with contextlib.suppress(FormatError, OSError):
-                return self.disk.manifest(step).run
-        return None
+        run = uuid.uuid4().hex if told is None else told.facts.run
+        self._write_facts(RunFacts(run=run, name="", fingerprint=layouts.fingerprint([]), created=time.time()))
 
     def _owns_lock(self) -> bool:
         return self._lock is not None and self._lock.is_of(self.where)

@@ -1,9 +1,12 @@
-"""What run a folder holds, for who does not have it; see `core.heirs`."""
+"""What run a folder holds: for the agent that takes it, and for who does not have it (see `core.heirs`)."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
@@ -11,8 +14,20 @@ from zerostall.core import steps as names
 from zerostall.core.heirs import Holding
 from zerostall.core.manifest import RunFacts
 from zerostall.errors import FormatError, VersionError
+from zerostall.tiers import readings
 from zerostall.tiers.files import read_file
 from zerostall.tiers.step_files import committed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What run a folder is of. `problem`: why only its steps tell; "" where run.json does."""
+
+    facts: RunFacts
+    problem: str
 
 
 def holding_of(folder: Path) -> Holding | None:
@@ -23,11 +38,21 @@ def holding_of(folder: Path) -> Holding | None:
         OSError: the folder cannot be looked at.
     """
     steps = _steps(folder)
-    newest = max(steps, default=-1)
+    told = _told(folder, steps)
+    return None if told is None else Holding(told.facts, max(steps, default=-1))
+
+
+def run_of(folder: Path) -> Told | None:
+    """As `holding_of`."""
+    return _told(folder, _steps(folder))
+
+
+def _told(folder: Path, steps: Mapping[int, Path]) -> Told | None:
+    """By run.json, else by the newest step whose manifest is whole."""
     path = folder / names.RUN
     damage: FormatError | None = None
     try:
-        return Holding(manifests.decode_run(read_file(path), source=str(path)), newest)
+        return Told(manifests.decode_run(read_file(path), source=str(path)), "")
     except FileNotFoundError:
         pass
     except VersionError:
@@ -35,14 +60,13 @@ def holding_of(folder: Path) -> Holding | None:
     except FormatError as error:
         damage = error
     for step in sorted(steps, reverse=True):
-        try:
-            path = steps[step] / names.MANIFEST
-            run = manifests.decode_manifest(read_file(path), source=str(path)).run
-        except (FormatError, FileNotFoundError):
-            continue
-        return Holding(RunFacts(run=run, name="", fingerprint=layouts.fingerprint([])), newest)
+        path = steps[step] / names.MANIFEST
+        with contextlib.suppress(FormatError, OSError):
+            run = readings.manifest_of(step, read_file(path), str(path)).run
+            facts = RunFacts(run=run, name="", fingerprint=layouts.fingerprint([]))
+            return Told(facts, str(damage or "run.json is missing"))
     if damage is not None:
-        raise damage
+        raise damage  # nothing here says that it was ever ours
     return None
 
 
