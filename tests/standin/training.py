@@ -148,6 +148,12 @@ class State:
             entries=list(range(len(self.ordered))), tensors=self.ordered, views=[], reads_image=False
         )
 
+    def begin(self) -> None:
+        return None
+
+    def about_to_write(self, to: object) -> None:
+        return None
+
     def accept(self, targets: object, image: object) -> str:
         return "all of it"
 

@@ -141,6 +141,7 @@ def test_a_state_with_parts_that_must_be_asked_is_never_at_rest() -> None:
     assert all(state.rest(survey, state.values(survey)) is None for _ in range(4))
 
 
+@pytest.mark.usefixtures("own_agent")
 def test_saves_of_a_state_at_rest_hold_what_was_changed_between_them(tmp_path: Path) -> None:
     job = Job()
     rates = {1: 0.5, 2: 0.5, 3: 0.5, 4: 0.25, 5: 0.25, 6: 0.25, 7: 0.125}
