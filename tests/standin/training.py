@@ -87,6 +87,7 @@ class State:
     """What `zerostall.trainer.state.State` is to a Checkpointer, of stand-in tensors and one array in host memory."""
 
     optimizers: tuple[object, ...] = ()
+    has_owners = False
 
     at_once = ("t1", "t3", "host")
     reads = 0
