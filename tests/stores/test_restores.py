@@ -20,7 +20,7 @@ from stores.server import Server
 from zerostall.errors import CorruptError
 
 CHUNKS = 3
-ROWS, COLUMNS = 2500, 4200  # 42 MB
+ROWS, COLUMNS = 2000, 4200  # 33.6 MB: two chunks and a bit
 
 
 def weight(step: int) -> torch.Tensor:
@@ -129,7 +129,7 @@ def test_what_breaks_on_the_way_comes_again(
     assert proxy.count(of_step(1)) == 0
 
 
-@pytest.mark.parametrize("do", ["flip", "404 NoSuchKey"])
+@pytest.mark.parametrize("do", ["flip", pytest.param("404 NoSuchKey", marks=pytest.mark.long)])
 def test_a_chunk_that_does_not_come_leaves_nothing_of_its_step(bucket_with_steps: str, proxy: Proxy, do: str) -> None:
     proxy.rule(do, of_step(2, CHUNKS - 1), times=1000)
     assert Restored(bucket_with_steps).right(1)
@@ -156,7 +156,7 @@ def test_an_agent_that_dies_in_the_middle_is_replaced(bucket_with_steps: str, pr
     killer.start()
     assert Restored(bucket_with_steps).right(2)
     killer.join(60)
-    assert rule.seen == 2
+    assert rule.seen >= 2  # by the other agent, too
 
 
 def test_what_is_looked_into_here_and_there_comes_through_the_same_places(
