@@ -199,13 +199,17 @@ def test_auto_chooses_by_what_was_measured_and_says_so(tmp_path: Path, caplog: p
         expected = {}
         # What a slow reader and a fast training, or the other way round, would have left in the counters.
         for number, (drain, free, policy) in enumerate([(9.0, 0.1, "freeze"), (0.1, 9.0, "overlap")], start=1):
-            ckpt.save(2 * number).wait("host", timeout=60)
-            stats.record_drain(drain)
-            optimizer.step()  # the guard's own measurement
-            stats.record_guard(0.0, free)
+
+            def measured(saving: zerostall.Saving, drain: float = drain, free: float = free) -> None:
+                """What was really measured of it is not what the next save goes by."""
+                optimizer.step()
+                saving.wait("host", timeout=60)
+                stats.record_drain(drain)
+                stats.record_guard(0.0, free)
+
+            measured(ckpt.save(2 * number))
             expected[2 * number + 1] = clones(model, optimizer)
-            ckpt.save(2 * number + 1)
-            optimizer.step()
+            measured(ckpt.save(2 * number + 1))
             assert stats.policy == policy and "the optimizer comes" in stats.policy_reason
     assert "policy 'auto' goes from overlap to freeze: about" in caplog.text
     assert "policy 'auto' goes from freeze to overlap: reading takes 0.1 s" in caplog.text
