@@ -14,7 +14,8 @@ import pytest
 
 import zerostall
 from cluster import QUICK, SECONDS, Agents, Manager, until_replicated
-from hand import RULES, HandTrainer, kill_agent, wait_until
+from hand import LAYOUT, RULES, HandTrainer, kill_agent, wait_until
+from images import HandMade
 from ranks.world import Ranks, StartOn
 from zerostall.wire import cluster as w
 from zerostall.wire import messages as m
@@ -140,3 +141,30 @@ def test_what_a_lost_node_had_is_brought_to_where_its_ranks_will_be(
     rendezvous.connect_or_start(agents("n2")).close()
     wait_until(lambda: ("n2", "replica") in holders(manager, run, 1, 5), SECONDS)
     assert prefetched(manager) <= {to_spare, "to n2: rank 1 will ask for step 5; its nearest copy is n1's replica"}
+
+
+@pytest.mark.parametrize("manager", [QUICK], indirect=True, ids=["quick"])
+def test_a_manager_that_is_lost_with_a_node_knows_again_what_there_is(
+    manager: Manager, agents: Agents, tmp_path: Path
+) -> None:
+    """Nobody tells the new one where the lost rank was: the one who keeps its image tells that it is there."""
+    where = tmp_path / "run"
+    first = member(agents("n1"), where, 0, None)
+    lost = agents("n2")
+    second = member(lost, where, 1, first.welcome.meeting)
+    run = first.welcome.run_id
+    for trainer in (first, second):
+        trainer.seal(5, seed=trainer.rank, epoch=1)
+    manager.until_clean(5)
+    until_replicated(manager, 5, ranks=2)
+    manager.kill()
+    kill_agent(lost)
+    second.leave()
+    manager.start()
+    manager.until_health("n1", "alive")
+    wait_until(lambda: ("n1", "replica") in holders(manager, run, 1, 5), SECONDS)
+    manager.until_clean(5)
+    rendezvous.connect_or_start(agents("n3")).close()
+    again = member(tmp_path / "n3", where, 1, first.welcome.meeting)
+    wait_until(lambda: (5, "replica", True) in again.copies(), SECONDS)
+    assert again.fetch(5, "replica") == HandMade(LAYOUT, 5, seed=1).bytes
