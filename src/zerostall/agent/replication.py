@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 PULLERS = 2
 _LOOK_SECONDS = 0.5
+_FULL_SECONDS = 5.0
+"""An image that there was no memory for is not asked for again so soon, however often it is offered."""
 _GONE_TOLD = 8
 _SETTLED_TOLD = 8
 
@@ -87,6 +89,7 @@ class Replication:
         self._homes: dict[ImageId, str] = {}
         self._wants: dict[ImageId, Want] = {}
         self._busy: set[ImageId] = set()
+        self._full: dict[ImageId, float] = {}
         self._changed = threading.Condition()
         self._stopping = threading.Event()
         self._threads = [threading.Thread(target=self._offer_for_ever, name="offers", daemon=True)]
@@ -226,7 +229,8 @@ class Replication:
             return next_wanted(self.guests.images(image), there, offer.wanted), self.guests.sound(image)
 
         wanted, here = on_loop(self._post, look)
-        if wanted is not None:
+        full = time.monotonic() - self._full.get(image, float("-inf")) < _FULL_SECONDS
+        if wanted is not None and not full:
             self._want(Want(image, wanted.step, wanted.created, offer.world, offer.address))
         return here
 
@@ -254,6 +258,7 @@ class Replication:
             try:
                 self._fetch(want)
             except CapacityError as error:
+                self._full[want.image] = time.monotonic()
                 say_once(f"replica {want.image}", "no replica of rank %d: %s", want.image.rank, error.args[0])
             except (ZerostallError, OSError) as error:
                 log.info("step %d of rank %d did not come: %s", want.step, want.image.rank, error)
