@@ -120,8 +120,10 @@ def test_the_next_manager_goes_on_where_the_last_one_was(
         first.start()
         assert second.process is not None
         os.kill(second.process.pid, signal.SIGSTOP)
-        wait_until(lambda: leads(first), SECONDS)
-        os.kill(second.process.pid, signal.SIGCONT)
+        try:
+            wait_until(lambda: leads(first), 2 * SECONDS)  # once the other's lease has run out, and etcd is heard
+        finally:
+            os.kill(second.process.pid, signal.SIGCONT)
         wait_until(lambda: stands_by(second), SECONDS)
         trainer.seal(8)
         wait_until(lambda: clean_at(8)(first, second), SECONDS)
