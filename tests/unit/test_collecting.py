@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,7 +21,7 @@ from zerostall.core.layout import Layout, Shard
 from zerostall.core.manifest import RankFacts, Record
 from zerostall.core.pieces import gathered
 from zerostall.core.reshard import reads
-from zerostall.errors import FormatError, SnapshotNotFoundError
+from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError
 from zerostall.tiers.contract import RunTier, Stored
 from zerostall.trainer import collecting
 from zerostall.wire import messages as m
@@ -124,3 +126,24 @@ def test_an_image_of_which_most_is_read_is_registered(
         == 0
     )
     assert poured == [registered]
+
+
+def test_a_rank_that_fails_lets_go_before_it_waits_for_the_others() -> None:
+    """They may wait for memory that holds what it was told of and has not taken."""
+    told: list[object] = []
+
+    @contextlib.contextmanager
+    def together() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            told.append("waits")
+
+    source = cast("Any", SimpleNamespace(link=SimpleNamespace(tell=lambda message, timeout: told.append(message))))
+    with pytest.raises(CorruptError), together(), collecting._released_where_it_fails(source):
+        raise CorruptError("chunk 3 fails its checksum")
+    assert told == [m.Release("chunk 3 fails its checksum"), "waits"]
+    told.clear()
+    with together(), collecting._released_where_it_fails(source):
+        pass
+    assert told == ["waits"]  # what is read for one is read for all: it stays until all are through
