@@ -17,6 +17,7 @@ from images import HandMade, make_layout, record_of
 from zerostall import native
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
+from zerostall.core.candidates import Past
 from zerostall.errors import CapacityError, RunBusyError, RunMismatchError, StorageError, ZerostallError
 from zerostall.tiers.disk import DiskTier
 from zerostall.wire import messages as m
@@ -87,6 +88,20 @@ def test_a_revoked_replacement_leaves_the_step_on_disk(folder: Path, where: Path
     trainer.ask(m.Tidy(id=9))
     assert trainer.copies() == {(5, "disk", True)}
     assert trainer.fetch(5, "disk") == good.bytes
+
+
+def test_a_past_that_was_left_is_not_gone_back_to_before_the_next_step_is_on_disk(folder: Path, where: Path) -> None:
+    """The trainer may die then, and the disk still has the step that training went back from."""
+    trainer = HandTrainer(folder, where, rules=m.Rules(keep_last=3, disk_interval=3600.0))
+    trainer.lease()
+    for step in (3, 5):
+        left = trainer.seal(step, promise=True)
+        trainer.hear(m.Reached, step=step, tier="disk")
+    trainer.seal(4, seed=50, aside=(Past(5, left.created),))
+    trainer.hear(m.Reached, step=4, tier="host")
+    found = trainer.ask(m.Find(id=4)).copies
+    assert {copy.step for copy in found if copy.clean} == {3, 4}
+    assert [copy.reason for copy in found if copy.step == 5] == ["training went back before it: step 4 was saved later"]
 
 
 def test_what_was_said_of_a_revoked_image_is_not_meant_for_the_next_of_its_number(folder: Path, where: Path) -> None:

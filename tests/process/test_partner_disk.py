@@ -9,6 +9,7 @@ import pytest
 
 from cluster import QUICK, SECONDS, Agents, Manager, joined
 from hand import HandTrainer, kill_agent, wait_until
+from zerostall.core.candidates import Past
 from zerostall.wire import messages as m
 from zerostall.wire import rendezvous
 
@@ -62,6 +63,32 @@ def test_an_image_outlives_its_node_and_all_memory_on_another_nodes_disk(
     again.seal(6, promise=True)
     assert again.hear(m.Reached, tier="disk", step=6)
     assert where.joinpath("run.json").exists()
+
+
+@pytest.mark.parametrize("manager", [QUICK], indirect=True, ids=["quick"])
+def test_what_a_run_went_back_from_is_not_gone_on_with_from_a_node_that_was_away(
+    manager: Manager, agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has not heard of it: its disk has the step still, whole and newer by number than all that the run has."""
+    monkeypatch.setenv("ZEROSTALL_REPLICA_DISK", str(tmp_path / "nvme of n2"))
+    folders = joined(manager, agents, "n1", "n2")
+    where = tmp_path / "disk of n1" / "run"
+    trainer = HandTrainer(folders["n1"], where, rules=m.Rules(keep_last=3, disk_interval=0.0))
+    trainer.lease()
+    left = trainer.seal(5, promise=True)
+    until_at_a_partner(manager, 5)
+    kill_agent(folders["n2"])
+    manager.until_health("n2", "lost")
+    trainer.seal(4, seed=50, promise=True, aside=(Past(5, left.created),))
+    trainer.hear(m.Reached, tier="disk", step=4)
+    trainer.leave()
+    kill_agent(folders["n1"])
+    rendezvous.connect_or_start(agents("n2")).close()
+    until_at_a_partner(manager, 5)
+    again = HandTrainer(agents("n1"), where)
+    found = {(copy.step, copy.tier, copy.clean): copy.reason for copy in again.ask(m.Find(id=4)).copies}
+    assert found[5, "replica", False] == "training went back before it: step 4 was saved later"
+    assert found[4, "disk", True] == ""
 
 
 def test_the_runs_own_policy_says_how_often(

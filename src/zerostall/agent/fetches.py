@@ -20,7 +20,7 @@ from zerostall.agent.scattered import Scattered
 from zerostall.agent.step_images import StepImages
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
-from zerostall.core.candidates import Past, left_behind
+from zerostall.core.candidates import Past, left_behind, went_back
 from zerostall.errors import (
     FormatError,
     ManagerError,
@@ -86,10 +86,10 @@ class Fetches:
 
         def look() -> m.Message:
             disk = [self._look_at(step, rank) for step in self._disk.steps()]
-            near = host + tuple(copy for copy in disk if copy is not None)
+            near = host + _of_the_present(tuple(copy for copy in disk if copy is not None), host)
             if self.elsewhere:
                 clean = {Past(copy.step, copy.created) for copy in disk if copy is not None and copy.clean}
-                near += self.elsewhere.copies(rank, clean)
+                near += _of_the_present(self.elsewhere.copies(rank, clean), near)
             return m.Found(id=request.id, copies=near + tuple(self._look_afar(near)))
 
         self._answer(client, request.id, look)
@@ -387,3 +387,13 @@ class Fetches:
     def _give_up(self, client: Client, step: int, refused: m.Refused) -> None:
         self._steps.remove(step)
         client.send(refused)
+
+
+def _of_the_present(copies: tuple[m.CopyFacts, ...], nearer: tuple[m.CopyFacts, ...]) -> tuple[m.CopyFacts, ...]:
+    """Of a past that the run has left there is no copy: on disk one stays until a step that was saved since gets there,
+    and with a node that was away meanwhile.
+    """
+    known = [Past(copy.step, copy.created) for copy in nearer]
+    judged = ((copy, went_back(Past(copy.step, copy.created), known)) for copy in copies)
+    replace = msgspec.structs.replace
+    return tuple(replace(one, clean=False, reason=why) if one.clean and why else one for one, why in judged)

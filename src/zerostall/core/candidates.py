@@ -114,20 +114,26 @@ def common(copies: Sequence[Sequence[Copy]], step: int | None = None) -> Common:
     return Common(tuple(past for past in known if past in everywhere), tuple(left_out), tuple(sorted(seen)))
 
 
-def left_behind(past: Past, others: Iterable[Past]) -> str:
-    """Why a copy that lies far away is of a past that the run has left, by when it and nearer ones were saved; or "".
+def went_back(past: Past, others: Iterable[Past]) -> str:
+    """Why a copy is of a past that the run has left, by when it and others were saved; or "".
 
-    A run that goes back before a step saves lower ones later, and then that step's number anew. The far copy is set
-    aside when the next step gets there; until then it must not be taken for the run's newest.
+    A run that goes back before a step saves lower ones later, and then that step's number anew. The copy is set aside
+    when the next step gets there, or goes when its keeper hears of it; until then it must not be taken for the newest.
+    Copies of one folder say nothing of each other: what was imported into it came in any order.
     """
-    for other in others:
-        if not past.created or not other.created:
-            continue
-        if other.step < past.step and other.created > past.created:
-            return f"training went back before it: step {other.step} was saved later"
-        if other.step == past.step and other.created != past.created:
-            return "another one of that number is nearer"
+    if past.created:
+        for other in others:
+            if other.step < past.step and other.created > past.created:
+                return f"training went back before it: step {other.step} was saved later"
     return ""
+
+
+def left_behind(past: Past, others: Iterable[Past]) -> str:
+    """As `went_back`, of a copy that lies far away: any nearer one of its number counts instead."""
+    known = [other for other in others if other.created]
+    if past.created and any(other.step == past.step and other.created != past.created for other in known):
+        return "another one of that number is nearer"
+    return went_back(past, known)
 
 
 def _nearness(copy: Copy) -> int:
