@@ -27,6 +27,12 @@ int clear_still(PyObject* self) {
   return 0;
 }
 
+std::vector<PyObject*> pointers_of(nb::sequence objects) {
+  std::vector<PyObject*> pointers;
+  for (nb::handle object : objects) pointers.push_back(object.ptr());
+  return pointers;
+}
+
 PyType_Slot still_slots[] = {
     {Py_tp_traverse, reinterpret_cast<void*>(traverse_still)},
     {Py_tp_clear, reinterpret_cast<void*>(clear_still)},
@@ -43,18 +49,26 @@ PyType_Slot watch_slots[] = {
 
 void bind_tensors(nb::module_& m) {
   nb::class_<zs::Watch>(m, "Watch", nb::type_slots(watch_slots),
-                        "The items of some dicts and lists, held, to tell whether they are still the same.")
+                        "What some containers hold, held, to tell whether it is still the same.")
       .def(
           "__init__",
-          [](zs::Watch* self, nb::sequence containers) {
-            std::vector<PyObject*> pointers;
-            for (nb::handle container : containers) pointers.push_back(container.ptr());
-            new (self) zs::Watch(pointers);
+          [](zs::Watch* self, nb::sequence containers, nb::sequence behind, nb::sequence doors) {
+            if (nb::len(behind) == 0)
+              new (self) zs::Watch(pointers_of(containers));
+            else
+              new (self) zs::Watch(pointers_of(containers), pointers_of(behind), pointers_of(doors));
           },
-          "containers"_a,
-          nb::sig("def __init__(self, containers: collections.abc.Sequence[dict | list]) -> None"))
+          "containers"_a, "behind"_a = nb::make_tuple(), "doors"_a = nb::make_tuple(),
+          nb::sig("def __init__(self, containers: collections.abc.Sequence[dict | list | set | tuple[object, "
+                  "str]], "
+                  "behind: collections.abc.Sequence[dict | list | set | tuple[object, str]] = (), "
+                  "doors: collections.abc.Sequence[dict] = ()) -> None"),
+          "A tuple is an attribute: its owner and its name. Those `behind` change only where one of the "
+          "`doors` was "
+          "written to, and are not looked at before; without doors they always are.")
       .def("same", &zs::Watch::same,
-           "Is every key, value and element the very object it was? A plain number, string or None may have "
+           "Is every key, value, element and attribute the very object it was? A plain number, string or "
+           "None may have "
            "become "
            "another of its type.")
       .def(

@@ -85,26 +85,48 @@ bool has_tags() {
 Watch::Watch(const std::vector<PyObject*>& containers) {
   try {
     for (PyObject* container : containers) {
-      const bool is_dict = PyDict_Check(container);
-      if (!is_dict && !PyList_Check(container)) throw Error(Kind::usage, "only dicts and lists are watched");
+      const Shape shape = shape_of(container);
       Py_INCREF(container);
-      containers_.push_back({container, is_dict, 0});
-      if (is_dict) {
+      containers_.push_back({container, shape, 0});
+      if (shape == Shape::dict) {
         PyObject *key = nullptr, *value = nullptr;
         for (Py_ssize_t position = 0; PyDict_Next(container, &position, &key, &value);) {
           hold(key);
           hold(value);
         }
         if (has_tags()) containers_.back().tag = containers_.back().renewed = tag_of(container);
-      } else {
+      } else if (shape == Shape::list) {
         for (Py_ssize_t k = 0; k < PyList_Size(container); ++k) hold(PyList_GetItem(container, k));
+      } else if (shape == Shape::set) {
+        const Ref members = checked(PySequence_List(container));
+        for (Py_ssize_t k = 0; k < PyList_Size(members.get()); ++k) hold(PyList_GetItem(members.get(), k));
+      } else {
+        hold(checked(PyObject_GetAttr(PyTuple_GetItem(container, 0), PyTuple_GetItem(container, 1))).get());
       }
       containers_.back().end = items_.size();
     }
+  } catch (const Refusal& refusal) {
+    drop();
+    throw Error(Kind::usage, refusal.text);
   } catch (...) {
     drop();
     throw;
   }
+}
+
+Watch::Shape Watch::shape_of(PyObject* container) {
+  if (PyDict_Check(container)) return Shape::dict;
+  if (PyList_Check(container)) return Shape::list;
+  if (PySet_Check(container)) return Shape::set;
+  if (PyTuple_Check(container) && PyTuple_Size(container) == 2) return Shape::attribute;
+  throw Error(Kind::usage, "only dicts, lists, sets and attributes (owner, name) are watched");
+}
+
+Watch::Watch(const std::vector<PyObject*>& containers, const std::vector<PyObject*>& behind,
+             const std::vector<PyObject*>& doors)
+    : Watch(containers) {
+  behind_ = std::make_unique<Watch>(behind);
+  if (!doors.empty()) doors_ = std::make_unique<Watch>(doors);
 }
 
 Watch::~Watch() {
@@ -118,13 +140,17 @@ bool Watch::same() {
   for (size_t k = 0; k < containers_.size(); ++k) {
     if (k + kAhead < containers_.size()) fetch_ahead(containers_[k + kAhead]);
     Container& container = containers_[k];
-    if (!container.is_dict) {
-      if (!same_elements(container, next)) return false;
+    if (container.shape != Shape::dict) {
+      if (!same_now(container, next)) return false;
     } else if (!tags || tag_of(container.object) != container.tag) {
       if (!same_items(container, next)) return false;
       if (tags) container.tag = tag_of(container.object);
     }
     next = container.end;
+  }
+  if (behind_ && !(doors_ && doors_->untouched())) {
+    if (!behind_->same()) return false;
+    if (doors_) doors_->renew();
   }
   return true;
 }
@@ -132,14 +158,14 @@ bool Watch::same() {
 bool Watch::untouched() const {
   return !dropped_ && has_tags() &&
          std::all_of(containers_.begin(), containers_.end(), [](const Container& container) {
-           return container.is_dict && tag_of(container.object) == container.renewed;
+           return container.shape == Shape::dict && tag_of(container.object) == container.renewed;
          });
 }
 
 void Watch::renew() {
   if (!has_tags()) return;
   for (Container& container : containers_)
-    if (container.is_dict) container.renewed = tag_of(container.object);
+    if (container.shape == Shape::dict) container.renewed = tag_of(container.object);
 }
 
 bool Watch::same_items(const Container& container, size_t next) const {
@@ -157,6 +183,27 @@ bool Watch::same_elements(const Container& container, size_t next) const {
   return true;
 }
 
+bool Watch::same_members(const Container& container, size_t next) const {
+  if (static_cast<size_t>(PySet_Size(container.object)) != container.end - next) return false;
+  for (; next < container.end; ++next) {
+    const int there = PySet_Contains(container.object, items_[next]);
+    if (there < 0) PyErr_Clear();
+    if (there != 1) return false;
+  }
+  return true;
+}
+
+bool Watch::same_attribute(const Container& container, size_t next) const {
+  const Ref now(PyObject_GetAttr(PyTuple_GetItem(container.object, 0), PyTuple_GetItem(container.object, 1)));
+  if (now.get() == nullptr) PyErr_Clear();
+  return now.get() == items_[next];
+}
+
+bool Watch::same_now(const Container& container, size_t next) const {
+  if (container.shape == Shape::list) return same_elements(container, next);
+  return container.shape == Shape::set ? same_members(container, next) : same_attribute(container, next);
+}
+
 void Watch::fetch_ahead(const Container& container) noexcept {
   prefetch(container.object, 0, kTagAt);
 }
@@ -167,6 +214,9 @@ void Watch::hold(PyObject* item) {
 }
 
 int Watch::traverse(int (*visit)(PyObject*, void*), void* argument) const {
+  for (const Watch* inner : {behind_.get(), doors_.get()})
+    if (inner != nullptr)
+      if (const int stop = inner->traverse(visit, argument)) return stop;
   for (PyObject* item : items_)
     if (const int stop = visit(item, argument)) return stop;
   for (const Container& container : containers_)
@@ -176,6 +226,8 @@ int Watch::traverse(int (*visit)(PyObject*, void*), void* argument) const {
 
 void Watch::drop() noexcept {
   dropped_ = true;
+  if (behind_) behind_->drop();
+  if (doors_) doors_->drop();
   // Letting go may run any code, this watch's own methods too: it must be empty by then.
   const std::vector<PyObject*> items = std::move(items_);
   const std::vector<Container> containers = std::move(containers_);

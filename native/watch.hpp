@@ -1,7 +1,8 @@
-// Do dicts and lists of Python still hold the very objects they held? Asked before every capture.
+// Do containers of Python still hold the very objects they held? Asked before every capture.
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 struct _object;  // PyObject
@@ -12,8 +13,13 @@ namespace zs {
 // that no address can come back as another object.
 class Watch {
  public:
-  // Throws Kind::usage for what is neither a dict nor a list.
+  // Of dicts, lists, sets, and attributes as tuples (owner, name). Throws Kind::usage for anything else.
   explicit Watch(const std::vector<_object*>& containers);
+  // `behind`: further ones that change only where one of the `doors`, which are dicts, was written to. As
+  // long as none was they are not looked at; where that cannot be told, or there are no doors, they always
+  // are.
+  Watch(const std::vector<_object*>& containers, const std::vector<_object*>& behind,
+        const std::vector<_object*>& doors);
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
   ~Watch();
@@ -30,9 +36,11 @@ class Watch {
   void drop() noexcept;
 
  private:
+  enum class Shape : uint8_t { dict, list, set, attribute };
+
   struct Container {
     _object* object;
-    bool is_dict;
+    Shape shape;
     size_t end;            // of its items in items_
     uint64_t tag = 0;      // as same() saw it, all items being the same
     uint64_t renewed = 0;  // as renew() saw it
@@ -40,12 +48,17 @@ class Watch {
 
   void hold(_object* item);
   bool same_items(const Container& container, size_t first) const;
+  static Shape shape_of(_object* container);
   bool same_elements(const Container& container, size_t first) const;
+  bool same_members(const Container& container, size_t first) const;
+  bool same_attribute(const Container& container, size_t first) const;
+  bool same_now(const Container& container, size_t first) const;
   [[gnu::always_inline]] static inline void fetch_ahead(const Container& container) noexcept;
 
   bool dropped_ = false;
   std::vector<Container> containers_;
   std::vector<_object*> items_;  // of a dict: key, value, key, value
+  std::unique_ptr<Watch> behind_, doors_;
 };
 
 }  // namespace zs

@@ -374,3 +374,23 @@ def resumed(where: str, kind: str, until: str, expected: str) -> None:
         dist.barrier()
         if ckpt._world.rank == 0:
             torch.save(now, path)
+
+
+def wander(where: str, kind: str, until: str, expected: str) -> None:
+    """Restore what other ranks have left, compare; train and save until a step is reached, or this rank is killed."""
+    warnings.filterwarnings("ignore")
+    job = Dealt(kind)
+    with zerostall.Checkpointer(where, rng=False, model=job.model, optimizer=job.optimizer) as ckpt:
+        step = ckpt.restore()
+        if step:
+            odd = same(torch.load(Path(expected) / f"{step}"), job.everything())
+            assert not odd, odd
+        say("restored", step, ckpt.stats.restored_from or "nothing")
+        while step < int(until):
+            step = job.train(step)
+            now = job.everything()
+            if ckpt._world.rank == 0:  # whose image is sealed after this, so that no step is clean before it is known
+                torch.save(now, Path(expected) / "unfinished")
+                (Path(expected) / "unfinished").rename(Path(expected) / f"{step}")
+            ckpt.save(step, when_busy="wait").wait("host", timeout=300)
+            say("clean", step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from array import array
 from collections import OrderedDict, defaultdict
@@ -137,3 +138,54 @@ def test_still_is_what_every_block_and_every_watch_says() -> None:
     assert Still([]).same()
     with pytest.raises(ValueError, match="only blocks and watches"):
         Still([held])  # pyright: ignore[reportArgumentType]
+
+
+def test_members_of_a_set_and_attributes_are_told() -> None:
+    class Thing:
+        mark = object()
+
+    names = {"a", "b"}
+    watch = Watch([names, (Thing, "mark")])
+    assert watch.same() and not watch.untouched()
+    names ^= {"a", "c"}
+    assert not watch.same()
+    names ^= {"a", "c"}
+    assert watch.same()
+    Thing.mark, before = object(), Thing.mark
+    assert not watch.same()
+    del Thing.mark
+    assert not watch.same()
+    Thing.mark = before
+    assert watch.same()
+    with pytest.raises(ValueError, match="watched"):
+        Watch([(Thing, "mark", 1)])
+    with pytest.raises(ValueError, match="none"):
+        Watch([(Thing, "none")])
+
+
+def test_what_lies_behind_is_looked_at_once_a_door_was_written_to_and_as_long_as_it_differs() -> None:
+    inside, door = {"a": object()}, {"n": 1}
+    watch = Watch([{}], [inside], [door])
+    before, inside["a"] = inside["a"], object()
+    assert watch.same()  # nobody has come in
+    door["n"] = 2
+    assert not watch.same() and not watch.same()
+    inside["a"] = before
+    assert watch.same()
+    inside["a"] = object()
+    assert watch.same()
+    always = Watch([], [inside])
+    inside["a"] = object()
+    assert not always.same()
+
+
+def test_what_lies_behind_is_let_go_of() -> None:
+    class Thing:
+        pass
+
+    held, thing = {}, Thing()
+    held["me"] = Watch([], [{"thing": thing, "held": held}], [held])
+    gone = weakref.ref(thing)
+    del held, thing
+    gc.collect()
+    assert gone() is None

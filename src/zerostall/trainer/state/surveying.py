@@ -20,6 +20,7 @@ from zerostall.trainer.state import tensors
 from zerostall.trainer.state.aliasing import DISTINCT, contiguous_strides, share
 from zerostall.trainer.state.choice import identity
 from zerostall.trainer.state.flat import FlatShard
+from zerostall.trainer.state.parts.hooking import watch
 from zerostall.trainer.state.sharded import Sharding, sharding, window
 
 if TYPE_CHECKING:
@@ -233,7 +234,7 @@ def take(found: Found, world: World, dealing: Dealing) -> Survey:
         tracked,
         {part.name: (part.kind, part.values() if part.still else None) for part in parts},
         [part for part in parts if not part.still],
-        native.Watch(found.walk.watched),
+        watch(found.walk.watched, found.walk.hooks, found.walk.kinds),
         found.base,
         Anchors(seen, holders.values(), found.walk.made),
         dealing.proof,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 import torch
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from zerostall.trainer.state.refs import Ref
 
 _LISTED = 20
+
+Watched: TypeAlias = dict[object, object] | list[object] | set[str] | tuple[object, str]
+"""What a `native.Watch` looks at; a tuple is an attribute, its owner and its name."""
 
 
 class OutdatedError(Exception):
@@ -133,7 +136,9 @@ class Walk:
 
     Attributes:
         part_of: finds the kind of an object: (name, object) -> its part, or None.
-        watched: dicts and lists whose items must stay the very same objects for the survey to fit.
+        watched: containers whose items must stay the very same objects for the survey to fit, and
+        hooks: those of what changes what modules say of themselves.
+        kinds: classes of the modules that are asked for their tensors.
         optimizers: those whose step hooks guard their tensors.
         guarded: ids of the tensors that only an optimizer's step changes.
         labels: id of a parameter -> its names, each as (the root module's name, the path behind it).
@@ -158,7 +163,9 @@ class Walk:
     hooked: frozenset[int] = frozenset()
     leaves: list[Leaf] = field(default_factory=list)
     parts: dict[str, Part] = field(default_factory=dict)
-    watched: list[dict[object, object] | list[object]] = field(default_factory=list)
+    watched: list[Watched] = field(default_factory=list)
+    hooks: list[Watched] = field(default_factory=list)
+    kinds: set[type] = field(default_factory=set)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     guarded: set[int] = field(default_factory=set)
     labels: dict[int, list[tuple[str, tuple[str, ...]]]] = field(default_factory=dict)

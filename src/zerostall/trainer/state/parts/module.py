@@ -17,6 +17,7 @@ from torch import nn
 
 from zerostall.core import names
 from zerostall.trainer.state import flat, tensors
+from zerostall.trainer.state.parts.hooking import hooks_of
 from zerostall.trainer.state.parts.stateful import StatefulPart
 from zerostall.trainer.state.walk import OutdatedError
 
@@ -107,6 +108,8 @@ class ModulePart:
             if parameter is not None:
                 walk.labels.setdefault(id(parameter), []).append((self.name, (*path, key)))
         if direct:
+            walk.hooks += hooks_of(module)
+            walk.kinds.add(type(module))
             special = changes_state_dict(module)
             if special:
                 self._tell(module, special)
@@ -146,6 +149,8 @@ class ModulePart:
         for held in (module._parameters, module._buffers, module._modules):
             watched.append(cast("dict[object, object]", held))
         transient = module._non_persistent_buffers_set
+        if module._buffers:
+            watched.append(transient)
         leading = walk.leading
         for held in (self._parameters(module), module._buffers):
             walk.leading = leading and held is module._buffers
