@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from images import make_layout, record_of
@@ -45,6 +45,13 @@ class Home:
         self.step += 1
         self.images[Past(self.step, float(self.step))] = False
 
+    def again(self) -> None:
+        """The newest step's number is saved once more: at home the image of before goes at once."""
+        newest = max(self.images, default=None)
+        if newest is not None and newest.step == self.step:
+            del self.images[newest]
+            self.images[Past(self.step, newest.created + 1 / 64)] = False
+
     def settle(self, *, clean: bool) -> None:
         """It becomes known of the oldest that is pending whether its step is clean."""
         pending = [past for past in sorted(self.images) if not self.images[past]]
@@ -73,7 +80,7 @@ class Partner:
         self.guests.offered(IMAGE, home.images, home.gone, [past for past, clean in home.images.items() if clean])
 
     def begin(self) -> None:
-        wanted = next_wanted(self.guests.images(IMAGE), self.offered)
+        wanted = next_wanted(self.guests.images(IMAGE), self.offered, clean=self.guests.clean(IMAGE))
         if self.coming is None and wanted is not None:
             place = self.guests.reserve(IMAGE, 2, self.home.layout(wanted.step))
             self.coming = (place, wanted) if place is not None else None
@@ -101,13 +108,15 @@ class Partner:
         return max((past.step for past in self.guests.images(IMAGE) & self.home.clean), default=0)
 
 
-ACTIONS = ("save", "save", "clean", "spoil", "hear", "begin", "come", "break", "all")
+ACTIONS = ("save", "save", "again", "clean", "spoil", "hear", "begin", "come", "break", "all")
 
 
 def act(home: Home, partner: Partner, what: str) -> Iterator[None]:
     match what:
         case "save":
             home.save()
+        case "again":
+            home.again()
         case "clean" | "spoil":
             home.settle(clean=what == "clean")
         case "hear":
@@ -124,6 +133,7 @@ def act(home: Home, partner: Partner, what: str) -> Iterator[None]:
 
 @settings(max_examples=60)
 @given(st.integers(2, 8), st.lists(st.sampled_from(ACTIONS), max_size=40))
+@example(8, ["all", "again", "hear", "begin", "come", "spoil", "hear"])
 def test_the_newest_clean_image_of_a_guest_stays_until_a_newer_one_is_there(grown: int, actions: list[str]) -> None:
     home = Home(grown)
     partner = Partner(home)

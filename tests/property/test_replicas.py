@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerostall.core.candidates import Past
-from zerostall.core.replicas import next_stored, next_wanted, unneeded
+from zerostall.core.replicas import makes_way, next_stored, next_wanted, outlived, unneeded
 
 images = st.frozensets(st.builds(Past, st.integers(0, 6), st.sampled_from([1.0, 2.0])), max_size=5)
 
@@ -22,13 +22,47 @@ def test_what_goes_and_what_stays(here: frozenset[Past], home: frozenset[Past], 
     newest = max(past.step for past in home)
     assert all(past.step <= newest for past in stays)  # nothing that the run has gone back from
     usable = {
-        past for past in here if past.step <= newest and (past in home or past.step not in {h.step for h in home})
+        past
+        for past in here
+        if past.step <= newest and (past in home or past in clean or past.step not in {h.step for h in home})
     }
     if usable:
         assert max(past.step for past in usable) in {past.step for past in stays}
     if usable & clean:
         assert max(past.step for past in usable & clean) in {past.step for past in stays & clean}
     assert not unneeded(stays, home, clean)
+
+
+@given(images, images, images, images)
+def test_a_clean_image_stays_until_a_clean_one_takes_its_place(
+    here: frozenset[Past], home: frozenset[Past], clean: frozenset[Past], void: frozenset[Past]
+) -> None:
+    """Also where its number was saved anew, and whatever becomes of that make."""
+    better = here & home & clean
+    for past in (here & clean) - home:
+        stays = past not in unneeded(here, home, clean, void=void)
+        if any(one.step >= past.step for one in better):
+            assert not stays
+        elif any(one.step == past.step and one.created != past.created for one in home):
+            assert stays
+        elif any(one.step == past.step and one > past for one in void):
+            assert stays or any(one.step < past.step and one.created > past.created for one in home)
+
+
+def test_what_was_saved_anew_is_not_fetched_before_it_is_clean_and_not_lost_when_it_never_is() -> None:
+    before, anew, older = Past(5, 1.0), Past(5, 2.0), Past(4, 0.5)
+    here, home = {before}, {older, anew}
+    assert not unneeded(here, home, {before})
+    assert next_wanted(here, home, clean={before}) is None and not makes_way(anew, before, {before})
+    assert next_wanted(here, home, (anew, older), {before}) == older
+    assert next_wanted(here, home, clean={before, anew}) == anew
+    assert unneeded({before, anew}, home, {before, anew}) == {before}
+    # It was dirty, and its home has only an older one left.
+    assert outlived({before, older}, {anew}) == ({before}, {anew})
+    assert outlived({anew}, {before}) == (set(), set())
+    assert not unneeded(here, {older}, {before}, void={anew})
+    assert unneeded(here, {older}, {before}) == {before}
+    assert unneeded(here, {Past(4, 3.0)}, {before}, void={anew}) == {before}  # the run went back before it since
 
 
 @given(images, images)

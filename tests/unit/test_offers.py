@@ -61,3 +61,22 @@ def test_an_image_that_is_revoked_is_gone_whatever_came_after_it(node: Node, new
     said = offer()
     assert past in said.gone and past not in said.images
     assert all(one.step != 1 for one in said.settled)
+
+
+def test_what_a_dirty_make_of_its_number_took_from_home_is_not_called_gone(node: Node) -> None:
+    """A partner has it still, of a clean step: the run did not go back before it."""
+    trainer = Trainer(node)
+    trainer.lease()
+    offer = offers_of(node)
+    clean = trainer.save(1)
+    assert clean is not None
+    trainer.say(clean[1])
+    node.listen()
+    past = Past(1, clean[0].created)
+    assert [one.step for one in offer().settled] == [1]
+    berth = node.run.berths[0]
+    berth.forget_step(1)
+    berth.send(m.Spoiled(1, past.created + 1, 0, "another rank skipped it"))
+    said = offer()
+    assert not said.images and past not in said.gone and Past(1, past.created + 1) in said.gone
+    assert Past(said.settled[0].step, said.settled[0].created) == past

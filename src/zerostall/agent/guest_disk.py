@@ -125,7 +125,7 @@ class GuestDisk:
 
     def _drop_unneeded(self, lodging: Lodging, offer: p.Offer) -> None:
         stored = set(lodging.stored)  # all of clean steps
-        self._drop(lodging, unneeded(stored, set(offer.images), stored) | set(offer.gone))
+        self._drop(lodging, unneeded(stored, set(offer.images), stored, void=offer.gone) | set(offer.gone))
 
     def look(self, image: ImageId) -> None:
         """Write what is to be written of that rank now."""

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from zerostall.agent.berth import Berth
 from zerostall.agent.notes import copy_note, damage_notes
 from zerostall.agent.wish import Wish
-from zerostall.core.replicas import kept, unneeded
+from zerostall.core.candidates import Past
+from zerostall.core.replicas import kept, makes_way, unneeded
 from zerostall.telemetry import log
 from zerostall.wire import cluster as w
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from zerostall import native
-    from zerostall.core.candidates import Past
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import Record
     from zerostall.core.placement import ImageId
@@ -36,6 +36,7 @@ class Guest:
     Attributes:
         home: what its home has.
         clean: which of its images here are of clean steps, as far as its home has said so.
+        settled: which of its images are, here or there, as its home said last.
         named: what its home wants to stay.
     """
 
@@ -43,6 +44,7 @@ class Guest:
     world: int
     home: frozenset[Past] = frozenset()
     clean: frozenset[Past] = frozenset()
+    settled: frozenset[Past] = frozenset()
     named: frozenset[Past] = frozenset()
     attempts: dict[int, str] = field(default_factory=dict)
     wanted: bool = True
@@ -81,6 +83,11 @@ class Guests:
         """What is here of a rank."""
         guest = self._guests.get(image)
         return guest.berth.sealed() if guest is not None else set()
+
+    def clean(self, image: ImageId) -> frozenset[Past]:
+        """Which of the rank's images, here or at its home, are known to be of clean steps."""
+        guest = self._guests.get(image)
+        return guest.clean | guest.settled if guest is not None else frozenset()
 
     def sound(self, image: ImageId) -> tuple[Past, ...]:
         """The same, without those that are known to be damaged."""
@@ -130,6 +137,10 @@ class Guests:
         guest = self._guests.get(place.image)
         if guest is None or guest.berth.current is not place.tier:
             return  # nobody wanted it any more
+        past, clean = Past(record.step, record.created), guest.clean | guest.settled
+        if not all(makes_way(past, other, clean) for other in guest.berth.sealed()):
+            place.tier.slots.discard(place.slot)  # it was found to be dirty on its way
+            return
         guest.berth.seal(place.slot, record, Wish())
         guest.attempts[record.step] = attempt
         self._give_back(guest)
@@ -156,13 +167,15 @@ class Guests:
     ) -> None:
         """The rank's home says what it has: drop what it has gone back from and what newer clean images replace."""
         self._told[image] = where, name
+        gone, clean = frozenset(gone), frozenset(clean)
         guest = self._guests.get(image)
         if guest is not None:
             here = guest.berth.sealed()
             guest.home = frozenset(there)
-            guest.clean = frozenset(here.intersection(guest.clean.union(clean)))
+            guest.clean = frozenset(here & (guest.clean | clean))
+            guest.settled = clean
             guest.named = frozenset(named)
-            guest.berth.forget(unneeded(here, guest.home, guest.clean, guest.named) | set(gone))
+            guest.berth.forget(unneeded(here, guest.home, guest.clean, guest.named, gone) | gone)
             self._give_back(guest)
 
     def forget(self, image: ImageId, step: int, attempt: str) -> None:

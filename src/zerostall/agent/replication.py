@@ -24,7 +24,7 @@ from zerostall.agent.pulling import TRIES, Pulled, peek, pull
 from zerostall.agent.transports import meter_of, open_transport
 from zerostall.core.candidates import Past
 from zerostall.core.placement import ImageId
-from zerostall.core.replicas import next_wanted
+from zerostall.core.replicas import next_wanted, outlived
 from zerostall.errors import AgentError, CapacityError, ZerostallError
 from zerostall.flow.budget import Budget
 from zerostall.telemetry import log, say_once
@@ -184,12 +184,16 @@ class Replication:
                     continue
                 newest = max(sealed, default=Past(-1, 0.0))
                 gone = self._gone.setdefault(image, deque(maxlen=_GONE_TOLD))
-                gone.extend(sorted(past for past in self._offered.get(image, set()) - sealed if past > newest))
+                settled = self._settled.setdefault(image, deque(maxlen=_SETTLED_TOLD))
+                spoiled = (Past(one.step, one.created) for one in berth.spoiled)
+                good, void = outlived((Past(one.step, one.created) for one in settled), spoiled)
+                lost = self._offered.get(image, set()) - sealed - good
+                gone.extend(sorted(past for past in lost if past > newest and past not in gone))
+                gone.extend(past for past in sorted(void) if past not in gone)
                 gone.extend(past for past in run.revoked.get(rank, ()) if past not in gone)  # whatever is newer by now
                 self._offered[image] = sealed
                 told = tuple(past for past in gone if past not in sealed)
                 # A partner may have what made room here before it was told that it is clean.
-                settled = self._settled.setdefault(image, deque(maxlen=_SETTLED_TOLD))
                 settled.extend(one for one in _settled(berth) if one not in settled)
                 offer = p.Offer(
                     image.run,
@@ -226,7 +230,8 @@ class Replication:
             self.guests.offered(image, there, offer.gone, clean, offer.kept, offer.where, offer.name)
             if self.guest_disk is not None:
                 self.guest_disk.heard(image, offer)
-            return next_wanted(self.guests.images(image), there, offer.wanted), self.guests.sound(image)
+            wanted = next_wanted(self.guests.images(image), there, offer.wanted, self.guests.clean(image))
+            return wanted, self.guests.sound(image)
 
         wanted, here = on_loop(self._post, look)
         full = time.monotonic() - self._full.get(image, float("-inf")) < _FULL_SECONDS

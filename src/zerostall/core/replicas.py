@@ -4,34 +4,64 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from zerostall.core.candidates import went_back
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Set
 
     from zerostall.core.candidates import Past
 
 
-def unneeded(here: Set[Past], home: Set[Past], clean: Set[Past], named: Set[Past] = frozenset()) -> frozenset[Past]:
+def unneeded(
+    here: Set[Past],
+    home: Set[Past],
+    clean: Set[Past],
+    named: Set[Past] = frozenset(),
+    void: Iterable[Past] = (),
+) -> frozenset[Past]:
     """Which images kept here may go, given what the rank's home has now.
 
     An image that the home does not have goes when it is newer than all that the home has (the run went back before
     it), of a number that the home has in another make (that one counts), or when a newer one of the home's is here
     that is of a clean step (it made room). Any other stays: until a newer one is whole here, and all ranks have its
-    step, it is the best there is. A home that has nothing says nothing.
+    step, it is the best there is. So is one of a clean step whose number was saved anew, until that make is here and
+    clean, too; or for good, where that make came to nothing. A home that has nothing says nothing.
 
     Args:
         clean: images of steps that are known to be clean.
         named: images that the home says should stay; they do not make room.
+        void: images that the home had and that are worth nothing.
     """
     if not home:
         return frozenset()
     newest = max(past.step for past in home)
     numbers = {past.step for past in home}
-    followed = max((past.step for past in here & home & clean), default=-1)
-    return frozenset(
-        past
-        for past in here - home
-        if past.step > newest or past.step in numbers or (past.step < followed and past not in named)
-    )
+    instead = {past.step for past in here & home & clean}
+    followed = max(instead, default=-1)
+    spoiled = {past.step: past for past in sorted(void)}
+
+    def goes(past: Past) -> bool:
+        if past.step in numbers and (past not in clean or past.step in instead):
+            return True
+        if past.step < followed or past.step in numbers:
+            return past.step < followed and past not in named
+        if past.step > newest and past in clean and past < spoiled.get(past.step, past):
+            return bool(went_back(past, home))
+        return past.step > newest
+
+    return frozenset(past for past in here - home if goes(past))
+
+
+def outlived(clean: Iterable[Past], void: Iterable[Past]) -> tuple[frozenset[Past], frozenset[Past]]:
+    """Images of clean steps whose number was saved anew, and those makes of it that came to nothing: of `void`."""
+    kept = frozenset(clean)
+    makes = frozenset(one for one in void if any(past.step == one.step and past < one for past in kept))
+    return frozenset(past for past in kept if any(past.step == one.step and past < one for one in makes)), makes
+
+
+def makes_way(past: Past, other: Past, clean: Set[Past]) -> bool:
+    """May `past` be put where `other` is, of which no two of one number fit? Not before it is known to be as good."""
+    return other == past or other.step != past.step or other not in clean or past in clean
 
 
 def kept(here: Set[Past], clean: Set[Past], named: Set[Past] = frozenset()) -> frozenset[int]:
@@ -61,14 +91,14 @@ def next_stored(
     return newest, f"step {newest.step} is the newest clean one here"
 
 
-def next_wanted(here: Set[Past], home: Set[Past], wanted: Iterable[Past] | None = None) -> Past | None:
+def next_wanted(
+    here: Set[Past], home: Set[Past], wanted: Iterable[Past] | None = None, clean: Set[Past] = frozenset()
+) -> Past | None:
     """Which image is to be fetched: the first that is `wanted` and not here; None when there is none.
 
-    A home that names none wants its newest to be here. What comes between is not made up for: latest wins.
+    A home that names none wants its newest to be here. What comes between is not made up for: latest wins. Another make
+    of what is here and `clean` is not fetched before it is clean itself.
     """
-    if wanted is not None:
-        return next((past for past in wanted if past not in here), None)
-    if not home:
-        return None
-    newest = max(home)
-    return None if newest in here else newest
+    asked = tuple(wanted) if wanted is not None else (max(home),) if home else ()
+    lacking = (past for past in asked if past not in here)
+    return next((past for past in lacking if all(makes_way(past, other, clean) for other in here)), None)
