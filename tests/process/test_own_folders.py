@@ -124,6 +124,29 @@ def test_each_node_keeps_its_own_and_all_come_back_from_disk(manager: Manager, a
 
 
 @pytest.mark.parametrize("manager", [QUICK], indirect=True, ids=["quick"])
+def test_what_was_put_is_committed_though_rank_0_comes_to_its_node(
+    manager: Manager, agents: Agents, tmp_path: Path
+) -> None:
+    """The other one had rank 0 and has committed the step; here the agent died before it heard that."""
+    joined(manager, agents, "n1", "n2")
+    run, _ = saved(agents, tmp_path, "n1", "n2")
+    end(tmp_path, "n1", "n2")
+    put = folder_of(tmp_path, "n2") / STEP
+    whole = (put / "manifest.json").read_bytes()
+    for name in ("manifest.json", "ranks.json"):
+        (put / name).unlink()
+    unknown = put.parent / "step-000000000009"
+    shutil.copytree(put, unknown)  # nobody can say whether that is committed somewhere
+    trainers = two(agents, tmp_path, "n2", "n1")
+    assert trainers[0].welcome.run_id == run
+    for trainer in trainers:
+        assert any(step == 5 and clean for step, _, clean in trainer.copies())
+    assert (put / "manifest.json").read_bytes() == whole
+    assert unknown.exists()
+    wait_until(lambda: (on_disk(manager, run, 0), on_disk(manager, run, 1)) == ({"n1"}, {"n2"}), SECONDS)
+
+
+@pytest.mark.parametrize("manager", [QUICK], indirect=True, ids=["quick"])
 @pytest.mark.parametrize(
     ("lost", "stays"), [(0, True), (0, False), (1, False)], ids=["rank 0's node", "rank 0's node, all anew", "a node"]
 )

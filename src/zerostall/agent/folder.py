@@ -61,8 +61,10 @@ class RunFolder:
         """Is it still the folder that was taken?"""
         return self._owns_lock() and self._is_there()
 
-    def take(self, *, drafts: bool = True) -> None:
+    def take(self, *, drafts: bool = True, several: bool = False) -> None:
         """Take the folder, creating it if need be, and clear what dead writers left; `drafts`: and steps of theirs.
+
+        `several`: of a run with ranks on other nodes, too, which may know such a step to be committed.
 
         Raises:
             StorageError: it cannot be written.
@@ -78,7 +80,7 @@ class RunFolder:
             self._name_lost = False
             try:
                 self._read_facts()
-                self.disk.clear_leftovers(drafts=drafts)
+                self.disk.clear_leftovers(drafts=drafts, several=several)
                 self.on_disk = set(self.disk.steps())
             except BaseException:
                 self.let_go()

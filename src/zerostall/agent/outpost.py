@@ -171,12 +171,9 @@ class Outpost:
                 self._kept[message.save] = [(tier, tier.hold(message.save.step)) for tier, _ in images.values()]
             case n.Write():
                 self._write(message)
-            case n.Commit():
+            case n.Commit() | n.Settle() | n.Ask():
                 if self.own is not None:
-                    self.own.commit(message)
-            case n.Settle():
-                if self.own is not None:
-                    self.own.settle(message)
+                    self.own.heard(message, self._say)
             case n.Evicted():
                 if self.own is not None:
                     self._run.trickle.evict_whole(message.past)

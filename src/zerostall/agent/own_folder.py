@@ -14,8 +14,9 @@ from zerostall.core import manifest as manifests
 from zerostall.errors import ZerostallError
 from zerostall.flow.persist import prune, put_images
 from zerostall.telemetry import log
-from zerostall.tiers.drafts import drafts, ranks_in
+from zerostall.tiers.drafts import committed_of, drafts, ranks_in
 from zerostall.tiers.files import remove_tree
+from zerostall.wire import nodes as n
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from zerostall.core.manifest import Manifest, RunFacts
     from zerostall.tiers.contract import Image
     from zerostall.wire import messages as m
-    from zerostall.wire import nodes as n
 
 
 class OwnFolder:
@@ -93,10 +93,33 @@ class OwnFolder:
 
         self._run.trickle.meanwhile(write)
 
+    def heard(self, message: n.Commit | n.Settle | n.Ask, say: Callable[[n.Known], None]) -> None:
+        """From rank 0's node."""
+        match message:
+            case n.Commit():
+                self.commit(message)
+            case n.Settle():
+                self.settle(message)
+            case n.Ask():
+                self._tell_which(message.steps, say)
+
+    def _tell_which(self, steps: tuple[int, ...], say: Callable[[n.Known], None]) -> None:
+        """Say which of these steps are committed here."""
+
+        def look() -> None:
+            manifests_here, _ = committed_of(self._run.folder.disk, steps)
+            self._post(lambda: say(n.Known(manifests_here)))
+
+        self._run.trickle.meanwhile(look)
+
     def commit(self, order: n.Commit) -> None:
         """Rank 0's node has committed the step."""
         manifest = manifests.decode_manifest(order.manifest, source="the manifest from rank 0's node")
-        self._run.trickle.meanwhile(lambda: self._commit(manifest, pin=order.pin))
+
+        def commit() -> None:
+            commit_here(self._run, manifest, pin=order.pin)
+
+        self._run.trickle.meanwhile(commit)
 
     def abandon(self, step: int) -> None:
         """The step is not committed anywhere."""
@@ -114,7 +137,7 @@ class OwnFolder:
                 manifest = next((one for one in whole if one.step == step), None)
                 if manifest is not None and ranks_in(folder, manifest):
                     self._run.folder.disk.join(step, folder)
-                    self._commit(manifest, folder=folder)
+                    commit_here(self._run, manifest, folder=folder)
                 else:
                     self._run.folder.disk.abandon(step)
                     remove_tree(folder)
@@ -123,17 +146,20 @@ class OwnFolder:
         turn = self._turn
         self._run.trickle.meanwhile(lambda: self._post(lambda: self._settled(turn)))
 
-    def _commit(self, manifest: Manifest, *, pin: bool = False, folder: Path | None = None) -> None:
-        """The writer's thread."""
-        run, step = self._run, manifest.step
-        try:
-            run.folder.hold()
-            here = ranks_in(folder or run.folder.disk.draft(step), manifest)
-            if not here:
-                log.warning("%s: step %d is committed on rank 0's node, and nothing of it is here", run.where, step)
-                return
-            run.folder.disk.commit(manifest, replace=True, pin=pin, here=here)
-            log.info("%s: step %d is committed, with the images of ranks %s", run.where, step, sorted(here))
-            prune(run.folder.disk, run.trickle.keep, run.fetches.steps() | {step})
-        except (ZerostallError, OSError) as error:
-            log.error("%s: step %d could not be committed here: %s", run.where, step, error)
+
+def commit_here(run: Standing, manifest: Manifest, *, pin: bool = False, folder: Path | None = None) -> bool:
+    """Commit what was put here of a step that another node has committed; is it? The writer's thread."""
+    step = manifest.step
+    try:
+        run.folder.hold()
+        here = ranks_in(folder or run.folder.disk.draft(step), manifest)
+        if not here:
+            log.warning("%s: step %d is committed on another node, and nothing of it is here", run.where, step)
+            return False
+        run.folder.disk.commit(manifest, replace=True, pin=pin, here=here)
+        log.info("%s: step %d is committed, with the images of ranks %s", run.where, step, sorted(here))
+        prune(run.folder.disk, run.trickle.keep, run.fetches.steps() | {step})
+    except (ZerostallError, OSError) as error:
+        log.error("%s: step %d could not be committed here: %s", run.where, step, error)
+        return False
+    return True

@@ -91,8 +91,8 @@ class Requests:
                     run.fetches.find(client, message, berth.rank, tuple(berth.clean_copies()))
 
                 # The newest step may be on its way from a vault, or put and not committed in this node's folder.
-                own = run.outpost.own if run.outpost is not None else None
-                run.undrained.when_none(find if own is None else partial(own.when_settled, find))
+                put = run.outpost.own if run.outpost is not None else run.seat.drafts if run.seat is not None else None
+                run.undrained.when_none(find if put is None else partial(put.when_settled, find))
             case m.Fetch():
                 wanted = berth.rank if message.rank is None else message.rank
                 client.looks_at.add((wanted, message.step, message.tier))

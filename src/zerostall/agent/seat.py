@@ -18,9 +18,11 @@ import msgspec
 from zerostall.agent.client import NodeClient
 from zerostall.agent.loop_call import Post, on_loop
 from zerostall.agent.peers import Entrance, PeerDoor
+from zerostall.agent.seat_drafts import SeatDrafts
 from zerostall.core import manifest as manifests
-from zerostall.errors import SnapshotNotFoundError, StorageError, ZerostallError
+from zerostall.errors import StorageError, ZerostallError
 from zerostall.telemetry import log
+from zerostall.tiers.drafts import committed_of
 from zerostall.tiers.ground import ground_of
 from zerostall.wire import messages as m
 from zerostall.wire import nodes as n
@@ -111,6 +113,7 @@ class Seat:
     Attributes:
         meeting: how the others find it.
         chair: what decides.
+        drafts: what was put here when another node had rank 0.
 
     Raises (on construction): CapabilityError when it cannot listen for others.
     """
@@ -133,6 +136,7 @@ class Seat:
         self._watch = watch
         self._nodes: list[Outlying] = []
         self._errand: Errand | None = None
+        self.drafts = SeatDrafts(run, post)
         meeting = nodes.meeting
         secret = meeting.secret if meeting else secrets.token_urlsafe(32)
         entrance = Entrance(answer=lambda: on_loop(post, self._entered), enter=self._enter)
@@ -257,8 +261,14 @@ class Seat:
                 node.tell(self.chair.choosing.news())
                 if message.drafts is not None:
                     self._settle(node, message.drafts)
+                if not message.apart:
+                    self.drafts.settled(message.ranks)  # it sees this very folder
+                elif message.drafts is not None:
+                    node.tell(n.Ask(self.drafts.steps()))
                 for rank in message.trains:
                     self.chair.found(rank)
+            case n.Known():
+                self.drafts.known(node.ranks, message)
             case n.Found():
                 self.chair.found(message.rank)
             case n.Lost():
@@ -295,20 +305,10 @@ class Seat:
 
     def _settle(self, node: Outlying, drafts: tuple[int, ...]) -> None:
         """Tell a node with a folder of its own what of it was committed here while it did not hear."""
-        disk = self._run.folder.disk
 
         def look() -> None:
-            found: list[bytes] = []
-            unsure: list[int] = []
-            for step in drafts:
-                try:
-                    found.append(manifests.encode_manifest(disk.manifest(step)))
-                except SnapshotNotFoundError:
-                    continue
-                except (ZerostallError, OSError) as error:
-                    log.error("%s: step %d on other nodes stays as it is: %s", self._run.where, step, error)
-                    unsure.append(step)
-            self._post(lambda: node.tell(n.Settle(tuple(found), tuple(unsure))))
+            settle = n.Settle(*committed_of(self._run.folder.disk, drafts))
+            self._post(lambda: node.tell(settle))
 
         self._run.trickle.meanwhile(look)
 

@@ -22,7 +22,7 @@ def take_folder(run: Standing, hello: m.Hello) -> None:
     """
     if not run.folder.taken() or not run.folder.same():
         known, blank = run.folder.on_disk, run.folder.blank()
-        run.folder.take()
+        run.folder.take(several=hello.nodes is not None)
         if blank and hello.nodes is not None and hello.nodes.elder is not None:
             run.folder.become(hello.nodes.elder.facts)
         elif blank and run.heir is not None:

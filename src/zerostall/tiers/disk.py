@@ -19,6 +19,7 @@ from zerostall.core.candidates import Past
 from zerostall.core.retention import StepFacts
 from zerostall.errors import FormatError, SnapshotNotFoundError, StepExistsError
 from zerostall.telemetry import log
+from zerostall.tiers.drafts import unsettled
 from zerostall.tiers.files import (
     discard,
     fsync_folder,
@@ -308,17 +309,19 @@ class DiskTier:
         self._remove(self.where / names.rewound_folder(step))
         self._remove_kept(step)
 
-    def clear_leftovers(self, *, drafts: bool = True) -> list[str]:
+    def clear_leftovers(self, *, drafts: bool = True, several: bool = False) -> list[str]:
         """Remove what dead writers left: staging folders and steps without a manifest. Only for the lock's holder.
 
-        `drafts`: False leaves steps that were put; another node may say that they are committed.
+        `drafts`: False leaves steps that were put, for another node may say that they are committed; `several`: rank
+        0's node of several leaves those of which one may.
         """
         bring_back_swapped(self._files)
+        spared = {folder for _, folder in unsettled(self, several=several)} if drafts else set[Path]()
         cleared = []
         for entry in self._files.entries() if drafts else ():
             folder = Path(entry.path)
             unfinished = names.parse_step(entry.name) is not None and not committed(folder)
-            if unfinished or names.parse_staging(entry.name) is not None:
+            if folder not in spared and (unfinished or names.parse_staging(entry.name) is not None):
                 self._remove(folder)
                 cleared.append(entry.name)
         for folder in (self.where, self.where / names.LAYOUTS):

@@ -4,8 +4,8 @@ The agent of rank 0's node is the *seat*: it keeps the roll call, says which sav
 folder that all nodes share. The others are *outposts*: each has one connection to the seat (see `wire.peers` for how
 it begins) and says on it what its ranks say. Everything here is an event; nothing is answered.
 
-    outpost → seat   Here  Sealed  Passed  Revoked  Began  Found  Lost  Promise  Plan  Written  Copied  Evicted
-    seat → outpost   Clean  Verdict  Awaiting  Plan  Keep  Write  Commit  Stored  Settle  Copy  ToRank  Evicted
+    outpost → seat   Here  Sealed  Passed  Revoked  Began  Found  Lost  Promise  Plan  Written  Copied  Evicted  Known
+    seat → outpost   Clean  Verdict  Awaiting  Plan  Keep  Write  Commit  Stored  Settle  Copy  ToRank  Evicted  Ask
 
 Where the nodes do not share a folder, each has its own: what an outpost has written it commits when the seat has; and
 a step that goes from one folder, for an image of it is dirty, goes from all.
@@ -206,6 +206,20 @@ class Settle(Message, frozen=True):
     unsure: tuple[int, ...] = ()
 
 
+class Ask(Message, frozen=True):
+    """Which of these steps has a node with a folder of its own committed? Of them rank 0's node has drafts, for another
+    one was that when they were put. `Known` answers it.
+    """
+
+    steps: tuple[int, ...]
+
+
+class Known(Message, frozen=True):
+    """The manifests of those that are committed there."""
+
+    manifests: tuple[bytes, ...]
+
+
 class Stored(Message, frozen=True):
     """The save is committed on disk; or it is not, and why."""
 
@@ -240,5 +254,7 @@ class Evicted(Message, frozen=True):
     past: Past
 
 
-FromOutpost = Here | Sealed | Passed | Revoked | Began | Found | Lost | Promise | Plan | Written | Copied | Evicted
-FromSeat = Clean | Verdict | Awaiting | Plan | Keep | Write | Commit | Stored | Settle | Copy | ToRank | Evicted
+FromOutpost = (
+    Here | Sealed | Passed | Revoked | Began | Found | Lost | Promise | Plan | Written | Copied | Evicted | Known
+)
+FromSeat = Clean | Verdict | Awaiting | Plan | Keep | Write | Commit | Stored | Settle | Copy | ToRank | Evicted | Ask
