@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerostall.core import passing
-from zerostall.errors import CapacityError
-from zerostall.trainer.exchange import filling
+from zerostall.errors import CapacityError, CorruptError, SnapshotNotFoundError
+from zerostall.trainer.exchange import filling, loading, passing_on
 from zerostall.trainer.file_loads import File
 
 
@@ -67,3 +67,45 @@ def test_a_rank_that_cannot_even_begin_to_read_tells_the_others(
             filling.fill([(File(fd, path, 8192), [place])], torch.device("cpu"), cast("Any", object()))
     finally:
         os.close(fd)
+
+
+@pytest.mark.parametrize("name", ["gone", "model.safetensors"], ids=["a run", "files"])
+def test_a_rank_that_cannot_open_what_is_loaded_tells_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Rank 0 sees it; here it is not. The others wait in the collective before the first read."""
+    told: list[str] = []
+
+    def agree(problem: str, *_: object) -> None:
+        told.append(problem)
+        if problem:
+            raise CorruptError(problem)
+
+    def broadcast(said: list[object], *_: object, **__: object) -> None:
+        said[:] = [name != "gone", 5]
+
+    group = SimpleNamespace(
+        get_rank=lambda _: 1, get_global_rank=lambda *_: 0, broadcast_object_list=broadcast, ProcessGroup=object
+    )
+    monkeypatch.setattr(loading, "dist", group)
+    monkeypatch.setattr(passing_on, "agree", agree)
+    with pytest.raises(SnapshotNotFoundError):
+        loading.load(tmp_path / name, process_group=cast("Any", object()))
+    (problem,) = told
+    assert "SnapshotNotFoundError" in problem
+
+
+def test_each_rank_says_once_that_it_can_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(passing_on, "agree", lambda problem, *_: told.append(problem))
+    group, device = cast("Any", object()), torch.device("cpu")
+    with passing_on.Beginning(device, group) as beginning:
+        beginning.over()
+    with passing_on.Beginning(device, group):
+        pass  # nothing was to be read
+    with pytest.raises(OSError), passing_on.Beginning(device, group) as beginning:
+        beginning.over()
+        raise OSError
+    with passing_on.Beginning(device, None) as beginning:
+        beginning.over()
+    assert told == ["", "", ""]

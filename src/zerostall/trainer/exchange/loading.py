@@ -17,13 +17,14 @@ from zerostall.core import matching
 from zerostall.core import steps as step_names
 from zerostall.core.exchange import MODULE_KINDS
 from zerostall.core.mosaic import row_major
-from zerostall.errors import ZerostallError
+from zerostall.errors import SnapshotNotFoundError, ZerostallError
 from zerostall.flow.foreign_safetensors import index_in, read_huggingface, read_safetensors
 from zerostall.flow.readable import OpenFile
 from zerostall.flow.whole_step import opened_step
 from zerostall.tiers.image_bytes import FileBytes
 from zerostall.tiers.urls import is_url
 from zerostall.trainer.exchange.filling import Place, fill, new_bytes
+from zerostall.trainer.exchange.passing_on import Beginning
 from zerostall.trainer.exchange.store_reads import fill_from_images
 from zerostall.trainer.file_loads import File
 from zerostall.trainer.state import tensors, writes
@@ -72,16 +73,31 @@ def load(
     """
     globs = None if only is None else [only] if isinstance(only, str) else list(only)
     goal = torch.device("cpu" if device is None else device)
-    index = None if is_url(str(where)) else _index_of(Path(where))
-    if index is not None:
-        return _load_files(index, globs, goal, process_group)
-    with opened_step(where, _agreed(where, step, process_group)) as found:
+    files, step = _agreed(where, step, process_group)
+    with Beginning(goal, process_group) as beginning:
+        index = _index_of(where)
+        if files is not None and files != (index is not None):
+            raise SnapshotNotFoundError(f"{where} is not on this rank what it is on rank 0")
+        if index is not None:
+            return _load_files(index, globs, goal, process_group, beginning)
+        return _load_step(where, step, globs, goal, process_group, beginning)
+
+
+def _load_step(
+    where: str | os.PathLike[str],
+    step: int | None,
+    globs: Sequence[str] | None,
+    device: torch.device,
+    group: dist.ProcessGroup | None,
+    beginning: Beginning,
+) -> dict[str, object]:
+    with opened_step(where, step) as found:
         merged = found.merged()
         modules = {root for root, kind in found.kinds.items() if kind in MODULE_KINDS}
         loaded = tree_of(
             merged,
             found.ranks,
-            lambda entries: _fetched(found, entries, goal, process_group),
+            lambda entries: _fetched(found, entries, device, group, beginning),
             None if globs is None else _need(globs, modules),
         )
         if globs is None:
@@ -93,16 +109,25 @@ def load(
         return _taken(loaded, modules, globs)
 
 
-def _agreed(where: str | os.PathLike[str], step: int | None, group: dist.ProcessGroup | None) -> int | None:
-    """The same step on all ranks of a group: what is the newest may change while they look."""
-    if group is None or step is not None:
-        return step
-    newest: list[int | None] = [None]
+def _agreed(
+    where: str | os.PathLike[str], step: int | None, group: dist.ProcessGroup | None
+) -> tuple[bool | None, int | None]:
+    """The same on all ranks of a group: whether files or a run are read, if that is known, and which step.
+
+    What is the newest may change while they look.
+    """
+    if group is None:
+        return None, step
+    told: list[bool | int | None] = [None, step]
     if dist.get_rank(group) == 0:
-        with contextlib.suppress(ZerostallError), opened_step(where, None) as found:  # each rank raises it for itself
-            newest = [found.step]
-    dist.broadcast_object_list(newest, dist.get_global_rank(group, 0), group=group)
-    return newest[0]
+        with contextlib.suppress(ZerostallError, OSError, ValueError):  # each rank raises it for itself
+            told[0] = _index_of(where) is not None
+            if step is None and not told[0]:
+                with opened_step(where, None) as found:
+                    told[1] = found.step
+    dist.broadcast_object_list(told, dist.get_global_rank(group, 0), group=group)
+    files, step = told
+    return None if files is None else bool(files), step
 
 
 def _selection(globs: Sequence[str]) -> Selection:
@@ -129,8 +154,11 @@ def _taken(loaded: dict[str, object], modules: set[str], globs: Sequence[str]) -
     return taken
 
 
-def _index_of(where: Path) -> Path | None:
-    """The safetensors file or index that is meant; None where `where` is no such thing."""
+def _index_of(named: str | os.PathLike[str]) -> Path | None:
+    """The safetensors file or index that is meant; None where `named` is no such thing."""
+    if is_url(str(named)):
+        return None
+    where = Path(named)
     if where.is_file():
         return where
     if not where.is_dir() or (where / step_names.RUN).exists() or (where / step_names.LAYOUTS).exists():
@@ -139,7 +167,11 @@ def _index_of(where: Path) -> Path | None:
 
 
 def _load_files(
-    index: Path, globs: Sequence[str] | None, device: torch.device, group: dist.ProcessGroup | None
+    index: Path,
+    globs: Sequence[str] | None,
+    device: torch.device,
+    group: dist.ProcessGroup | None,
+    beginning: Beginning,
 ) -> dict[str, object]:
     with contextlib.ExitStack() as stack:
         read = read_huggingface if index.suffix == ".json" else read_safetensors
@@ -153,6 +185,7 @@ def _load_files(
                 data = new_bytes(loose.nbytes, device, loose.tiles[0].offset)
                 places.setdefault(source, []).append(Place(loose.tiles[0].offset, data))
                 made[loose.place] = data.view(tensors.torch_dtype(loose.dtype)).view(loose.shape)
+        beginning.over()
         fill([(File(file.fd, file.path, file.nbytes), some) for file, some in places.items()], device, group)
         return {name: made[loose.place] for name, loose in found.items()}
 
@@ -165,7 +198,11 @@ def _fitting(found: dict[str, Loose], globs: Sequence[str] | None, index: Path) 
 
 
 def _fetched(
-    found: WholeStep, entries: Sequence[Entry], device: torch.device, group: dist.ProcessGroup | None
+    found: WholeStep,
+    entries: Sequence[Entry],
+    device: torch.device,
+    group: dist.ProcessGroup | None,
+    beginning: Beginning,
 ) -> dict[str, torch.Tensor]:
     """New tensors with the bytes of these entries of the merged image."""
     flat: dict[str, torch.Tensor] = {}
@@ -187,8 +224,9 @@ def _fetched(
             places[piece.rank].append(Place(piece.offset, target))
     images = [(rank, some) for rank, some in enumerate(places) if some]
     files = [(file, some) for rank, some in images if (file := _file(found, rank)) is not None]
-    fill(files, device, group)
     stored = [(found.image_of(rank), some) for rank, some in images if _file(found, rank) is None]
+    beginning.over()
+    fill(files, device, group)
     fill_from_images(stored, device, group)
     _read_piecewise(found, {name: flat[name] for name in others})
     for whole, box, target in apart:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+from typing import TYPE_CHECKING, Self
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,40 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _SMALL = 1 << 20
+
+
+class Beginning:
+    """What each rank of a group does by itself before all of them pass on what they read: `with Beginning(...)`.
+
+    Where one cannot, the others hear of it at `over()`, instead of waiting for it in vain. Without a group, nothing.
+    """
+
+    def __init__(self, device: torch.device, group: dist.ProcessGroup | None) -> None:
+        self._device = device
+        self._group = group
+
+    def over(self) -> None:
+        """This rank is through.
+
+        Raises:
+            CorruptError: another one is not, and why.
+        """
+        self._say("")
+
+    def _say(self, problem: str) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            agree(problem, self._device, group)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.over()
+        elif isinstance(error, Exception):
+            with contextlib.suppress(CorruptError):  # its own error is what this rank raises
+                self._say(f"{type(error).__name__}: {error}")
 
 
 def agree(problem: str, device: torch.device, group: dist.ProcessGroup) -> None:
