@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -98,3 +99,18 @@ def test_a_torn_replacement_leaves_the_step_that_it_would_have_replaced(book: Bo
 def test_a_torn_step_may_be_saved_again(book: Book) -> None:
     book.ledger.dirty(book.accept(2), TornError("step 2: changed"))
     assert book.ledger.admit(2, "error") is False
+
+
+def test_time_goes_on_from_a_save_that_was_made_by_a_clock_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = iter([9000.0, 200.0, 210.0])
+    ticks = iter([0.0, 100.0, 103.0, 113.0])  # the first as the ledger is made
+    monkeypatch.setattr(
+        "zerostall.trainer.ledger.time", SimpleNamespace(time=lambda: next(clocks), monotonic=lambda: next(ticks))
+    )
+    book = Book()
+    moments: list[float] = []
+    for step in (1, 2, 3):
+        saving = Saving(step, Desk(book.condition))
+        book.ledger.accept(saving)
+        moments.append(saving.created)
+    assert moments == [9000.0, 9003.0, 9013.0]

@@ -7,6 +7,7 @@ import math
 import time
 from typing import TYPE_CHECKING
 
+from zerostall.core.moments import moment
 from zerostall.errors import RankError, ReplacedError, StepExistsError, TornError, ZerostallError
 from zerostall.telemetry import Stats, log
 from zerostall.wire import messages as m
@@ -49,6 +50,7 @@ class Ledger:
         self._failure_tier = ""
         self._last_skipped: int | None = None
         self._latest = 0.0
+        self._ticks = time.monotonic()  # when that was
 
     # ------------------------------------------------------------------------------------------ what is there
 
@@ -65,7 +67,9 @@ class Ledger:
             self.aside = tuple(sorted(past for past in seen if step is not None and past.step > step))
             self._known = sorted({past.step for past in seen.difference(self.aside)})
             self._unread = None
-            self._latest = max([self._latest, *(past.created for past in seen)])
+            latest = max([self._latest, *(past.created for past in seen)])
+            if latest > self._latest:
+                self._latest, self._ticks = latest, time.monotonic()
             self._mark_frontier()
         if self.aside:
             left = sorted({past.step for past in self.aside})
@@ -114,10 +118,10 @@ class Ledger:
         condition = self._condition
         condition.acquire()  # as in `Shelf.take`
         try:
-            now = saving.created or time.time()
-            if now <= self._latest:
-                now = math.nextafter(self._latest, math.inf)
+            ticks = time.monotonic()
+            now = moment(saving.created or time.time(), self._latest, ticks - self._ticks)
             saving.created = self._latest = now
+            self._ticks = ticks
             step = saving.step
             if before := self._savings.get(step):
                 self._replaced(before, self._home)
