@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import zerostall
 from zerostall.tiers.urls import is_url
@@ -34,3 +36,20 @@ def test_a_folder_may_have_a_colon_in_its_name(where) -> None:
 def test_a_step_is_a_whole_number(step) -> None:
     with pytest.raises(TypeError, match="step must be a number of steps"):
         step_number(step)
+
+
+def test_a_folder_of_a_step_is_no_runs(tmp_path) -> None:
+    """The likeliest slip: it would become a run of its own within the other one."""
+    step = tmp_path / "run" / "step-000000000003"
+    step.mkdir(parents=True)
+    (step / "manifest.json").write_text("{}")
+    save_file({"weight": np.zeros(3)}, tmp_path / "model.safetensors")
+    told = f"is step 3 of a run.*{tmp_path / 'run'}$"
+    with pytest.raises(ValueError, match=told):
+        zerostall.Checkpointer(step)
+    with pytest.raises(ValueError, match=told):
+        zerostall.import_file(tmp_path / "model.safetensors", step, 1)
+    for reads in (zerostall.snapshots, zerostall.load, zerostall.verify):
+        with pytest.raises(zerostall.errors.SnapshotNotFoundError, match="is step 3 of a run"):
+            reads(step)
+    assert [path.name for path in step.iterdir()] == ["manifest.json"]

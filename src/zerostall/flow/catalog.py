@@ -21,6 +21,7 @@ from zerostall.flow.present import existing, listing, present
 from zerostall.flow.whole_difference import compare_wholes
 from zerostall.tiers.disk import DiskTier
 from zerostall.tiers.files import real
+from zerostall.tiers.holding import step_here
 from zerostall.tiers.remote import RemoteTier
 from zerostall.tiers.store import Store
 from zerostall.tiers.urls import is_url
@@ -152,7 +153,7 @@ def opened_run(where: str | os.PathLike[str]) -> Iterator[RunTier]:
     """A run in a folder or below a URL, for reading.
 
     Raises:
-        SnapshotNotFoundError: there is no such folder, or nothing of a run below the URL.
+        SnapshotNotFoundError: there is no such folder, or it is a step's, or nothing of a run is below the URL.
         StorageError: the store refused.
     """
     text = os.fspath(where)
@@ -168,6 +169,8 @@ def opened_run(where: str | os.PathLike[str]) -> Iterator[RunTier]:
         if path.is_symlink():  # still: it leads back to itself
             problem = "is a link that leads nowhere"
         raise SnapshotNotFoundError(f"{path} {problem}")
+    if (step := step_here(path)) is not None:
+        raise SnapshotNotFoundError(f"{path} is step {step} of a run", hint=f"name the run's folder, {path.parent}")
     pool = native.Pool("catalog", 1)
     try:
         yield DiskTier(path, pool)

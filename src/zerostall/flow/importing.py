@@ -32,6 +32,7 @@ from zerostall.flow.readable import Plain
 from zerostall.tiers.contract import Image
 from zerostall.tiers.disk import DiskTier
 from zerostall.tiers.files import real, storage_errors
+from zerostall.tiers.holding import step_here
 from zerostall.tiers.host import stride_of
 from zerostall.tiers.urls import is_url
 
@@ -281,6 +282,8 @@ def _opened(where: str | os.PathLike[str]) -> Iterator[tuple[RunTier, native.Poo
             yield remote, pool
             return
         folder = real(text)
+        if (step := step_here(folder)) is not None:
+            raise ValueError(f"{folder} is step {step} of a run: import into the run's folder, {folder.parent}")
         with storage_errors(folder, "the run's folder", 0):
             folder.mkdir(parents=True, exist_ok=True)
             stack.callback(FolderLock(folder).close)

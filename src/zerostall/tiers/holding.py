@@ -77,3 +77,8 @@ def _steps(folder: Path) -> dict[int, Path]:
     except FileNotFoundError:
         return {}
     return {step: path for step, path in found if step is not None and committed(path)}
+
+
+def step_here(folder: Path) -> int | None:
+    """The step that this folder itself is: whoever names it means the run's, which is the one above."""
+    return names.parse_step(folder.name) if (folder / names.MANIFEST).is_file() else None

@@ -15,6 +15,7 @@ from zerostall.core.policy import Remote
 from zerostall.core.retention import Keep
 from zerostall.core.steps import MAX_STEP
 from zerostall.core.vaults import Peer
+from zerostall.tiers.holding import step_here
 from zerostall.tiers.urls import is_url
 from zerostall.wire import messages as m
 
@@ -127,13 +128,16 @@ def place_of(where: str | os.PathLike[str] | Remote, remote: str | Remote | None
     """Where a run is: a folder, and beside it a URL; or a URL alone.
 
     Raises:
-        ValueError: two URLs were given, or what is no folder's name.
+        ValueError: two URLs were given, or what is no folder's name, or a step's folder.
     """
     text = where.url if isinstance(where, Remote) else os.fspath(where)
     if not text or "\0" in text:
         raise ValueError(f"where={text!r} is no folder")
     if not is_url(text):
-        return Place(Path(text).absolute(), remote)
+        folder = Path(text).absolute()
+        if (step := step_here(folder)) is not None:
+            raise ValueError(f"where={text!r} is step {step} of a run: name the run's folder, {folder.parent}")
+        return Place(folder, remote)
     if remote is not None:
         raise ValueError(f"where={text!r} is the remote tier itself: leave out remote, or name a folder")
     return Place(text, where if isinstance(where, Remote) else Remote(text))
