@@ -13,7 +13,7 @@ from zerostall.core import layout as layouts
 from zerostall.core.layout import CHUNK, Layout
 from zerostall.core.manifest import Record
 from zerostall.tiers.contract import Stored
-from zerostall.trainer.state import Asked, RestoreReport, State
+from zerostall.trainer.state import Asked, RestoreReport, State, Survey
 from zerostall.trainer.state.load import tree
 from zerostall.trainer.state.writes import as_bits
 
@@ -47,9 +47,9 @@ def save(*, rng: bool = False, **roots: object) -> Saved:
     return save_state(State(roots, rng=rng))
 
 
-def save_state(state: State) -> Saved:
-    survey = state.survey()
-    values = state.values(survey)
+def save_state(state: State, survey: Survey | None = None) -> Saved:
+    """Save it as a later save does, which has a survey of before."""
+    survey, values = state.observe(survey)
     layout = survey.layout
     image = bytearray(layout.nbytes)
     sources = native.Tensors(survey.tensors, survey.tracked)

@@ -71,3 +71,28 @@ def test_what_left_shared_memory_is_saved_from_where_it_is(tmp_path: Path, kind,
     assert torch.equal(loaded["b"], torch.full(model.b.shape, 7.0))
     if kind is not Expanded:
         assert torch.equal(loaded["a"], torch.ones(1000))
+
+
+def test_the_stored_name_leaves_and_the_view_stays(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(20, 20), nn.Linear(20, 20))
+    average = nn.Linear(20, 20)
+    average.weight.data = model[1].weight.data
+    bag = {"v": model[0].weight.detach()[2:]}
+    optimizer = torch.optim.AdamW(model.parameters())
+    wanted = {}
+    with zerostall.Checkpointer(
+        tmp_path / "run", model=model, optimizer=optimizer, bag=bag, average=average, keep=10, when_busy="wait"
+    ) as ckpt:
+        for step in range(1, 5):
+            if step == 3:
+                model[0].weight.data, model[1].weight.data = model[1].weight.data, model[0].weight.data.clone() + 1
+            if step == 4:
+                model[0].weight.data = model[0].weight.data * 2
+            tensors = (model[0].weight, model[1].weight, bag["v"], average.weight)
+            wanted[step] = [tensor.detach().clone() for tensor in tensors]
+            ckpt.save(step).wait("disk")
+    for step, tensors in wanted.items():
+        loaded = zerostall.load(tmp_path / "run", step)
+        layers = loaded["model"]
+        stored = [layers["0.weight"], layers["1.weight"], loaded["bag"]["v"], loaded["average"]["weight"]]
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(stored, tensors, strict=True)), step

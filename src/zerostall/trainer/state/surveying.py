@@ -71,21 +71,22 @@ class Anchors:
 
     That is a second name of memory, a tensor of which the distinct elements or a part are stored, a distributed one,
     which is stored by its local tensor, and one that is made of others (`made`), which it may exchange. `read` are
-    those that every capture asks for their memory anyway. Flat shards are views of a tensor that has other memory while
-    it is gathered.
+    those that every capture asks for their memory anyway: a capture follows them wherever they go. So of those that
+    are read for another tensor, too, it must be known that both stay (`shared`). Flat shards are views of a tensor that
+    has other memory while it is gathered.
     """
 
-    def __init__(self, holders: Iterable[Holder], read: Iterable[Holder], made: Sequence[Made]) -> None:
+    def __init__(
+        self, holders: Iterable[Holder], read: Iterable[Holder], made: Sequence[Made], shared: Iterable[Holder]
+    ) -> None:
         self._made = made
-        asked = set(map(id, read))
+        asked = set(map(id, read)).difference(id(_moving(holder)) for holder in shared)
         self._distributed: list[Holder] = []
         self._locals: list[Holder] = []
         others: list[Holder] = []
         for holder in holders:
-            own = tensors.own(holder)
-            if isinstance(holder, FlatShard):
-                own = holder.source
-            elif own is not holder:
+            own = _moving(holder)
+            if own is not holder and not isinstance(holder, FlatShard):
                 self._distributed.append(holder)
                 self._locals.append(own)
             if id(own) not in asked:
@@ -112,6 +113,11 @@ class Anchors:
 _local = operator.attrgetter("_local_tensor")
 
 
+def _moving(holder: Holder) -> Holder:
+    """What is given other memory where a tensor is."""
+    return holder.source if isinstance(holder, FlatShard) else tensors.own(holder)
+
+
 @dataclass(slots=True)
 class Found:
     """The leaves of a walk, each byte of memory once.
@@ -122,6 +128,7 @@ class Found:
         views: other names, by the name of their base.
         base: identity of the modules' tensors that are not saved, "" where all are.
         guarded: names of those that only an optimizer's step changes.
+        shared: id -> a tensor that shares an entry with one that is another object, so that each may leave it alone.
     """
 
     walk: Walk
@@ -130,6 +137,13 @@ class Found:
     views: dict[str, list[View]] = field(default_factory=dict)
     guarded: set[str] = field(default_factory=set)
     base: str = ""
+    shared: dict[int, Holder] = field(default_factory=dict)
+
+    def share(self, one: Holder, other: Holder) -> None:
+        """Note that both are stored by the same entry."""
+        if one is not other:
+            self.shared[id(one)] = one
+            self.shared[id(other)] = other
 
     @property
     def parts(self) -> dict[str, Part]:
@@ -168,6 +182,8 @@ def _share_memory(found: Found, leaves: list[Leaf]) -> None:
         found.holders[leaf.name + DISTINCT] = tensors.distinct(leaf.holder)
     for view in sharing.views:
         found.views.setdefault(view.base, []).append(view)
+    for index, base in sharing.base_of.items():
+        found.share(leaves[index].holder, leaves[base].holder)
 
 
 def _share_distributed(found: Found, leaves: list[Leaf]) -> None:
@@ -185,6 +201,7 @@ def _share_distributed(found: Found, leaves: list[Leaf]) -> None:
             shape = tuple(leaf.holder.shape)
             whole = View(leaf.name, first, leaf.where.dtype, shape, contiguous_strides(shape), 0)
             found.views.setdefault(first, []).append(whole)
+            found.share(leaf.holder, found.holders[first])
 
 
 def _guard(found: Found, *, user_guards: bool) -> None:
@@ -226,6 +243,7 @@ def take(found: Found, world: World, dealing: Dealing) -> Survey:
         for entry in layout.entries
     ]
     parts = found.parts.values()
+    elsewhere.difference_update(found.shared)  # there it is read for its other names, too
     seen = [leaf.holder for leaf in found.walk.leaves if id(leaf.holder) not in elsewhere]
     return Survey(
         layout,
@@ -236,7 +254,7 @@ def take(found: Found, world: World, dealing: Dealing) -> Survey:
         [part for part in parts if not part.still],
         watch(found.walk.watched, found.walk.hooks, found.walk.kinds),
         found.base,
-        Anchors(seen, holders.values(), found.walk.made),
+        Anchors(seen, holders.values(), found.walk.made, found.shared.values()),
         dealing.proof,
     )
 
