@@ -5,6 +5,7 @@ ZerostallError                  what, which object, why; `.hint` says what to do
 ├── MismatchError               (ValueError)         stored and asked-for state differ in names, shapes or dtypes
 ├── FormatError                 (ValueError)         a file that is not what it claims to be
 │   ├── CorruptError                                 bytes that fail their checksum, or are missing
+│   │   └── ForeignStepError                         a step that is whole and another run's; names both runs
 │   └── VersionError                                 written by a newer zerostall
 ├── RunMismatchError            (ValueError)         the folder belongs to another run
 ├── SnapshotNotFoundError       (FileNotFoundError)  no such step, or nothing saved yet
@@ -77,6 +78,10 @@ class FormatError(ZerostallError, ValueError):
 
 class CorruptError(FormatError):
     """Bytes that fail their checksum, or that are missing."""
+
+
+class ForeignStepError(CorruptError):
+    """A step that may be whole, and is another run's than the folder or URL it lies in. The message names both."""
 
 
 class VersionError(FormatError):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from images import HandMade, make_layout, manifest_of
+from images import RUN, HandMade, make_layout, manifest_of, record_of
 from partner import Partner
 from stores.azure import Azurite
 from stores.google import Google
@@ -16,9 +16,13 @@ from stores.seaweed import Seaweed
 from stores.server import Server
 from zerostall import native
 from zerostall.agent import guests
-from zerostall.core.retention import StepFacts
-from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, StepExistsError
-from zerostall.tiers.contract import Tier
+from zerostall.core import layout as layouts
+from zerostall.core.manifest import RunFacts
+from zerostall.core.retention import Keep, StepFacts
+from zerostall.errors import CorruptError, ForeignStepError, FormatError, SnapshotNotFoundError, StepExistsError
+from zerostall.flow.persist import prune
+from zerostall.flow.present import newest
+from zerostall.tiers.contract import Image, Tier
 from zerostall.tiers.disk import DiskTier
 from zerostall.tiers.host import HostTier, stride_of
 from zerostall.tiers.remote import RemoteTier
@@ -174,6 +178,33 @@ def test_an_evicted_step_is_gone_and_may_come_again(tier: Tier, layout) -> None:
     tier.put(made.image)
     tier.commit(manifest_of(made.record))
     assert get(tier, 3, layout) == made.bytes
+
+
+@pytest.mark.parametrize("tier", ["disk", "remote"], indirect=True)
+def test_a_step_of_another_run_is_refused_and_never_counted(tier: Tier) -> None:
+    assert isinstance(tier, DiskTier | RemoteTier)
+    small = make_layout(100)
+    made = HandMade(small, 9)
+    record = record_of(small, made.bytes, 9, run="theirs", created=99.0)
+    tier.put(Image(small, record, made.memory.address))
+    tier.commit(manifest_of(record))
+    for step in (1, 2, 3):
+        mine = HandMade(small, step)
+        tier.put(mine.image)
+        tier.commit(manifest_of(mine.record))
+    assert tier.manifest(9).run == "theirs", "nothing says yet whose steps these are"
+    named = RunFacts(run="unasked", name="", fingerprint=layouts.fingerprint([small]))
+    assert tier.found_run(named).run == RUN, "run.json was lost, and most steps are of that run"
+    for read in (tier.manifest, lambda step: tier.open(step, 0)):
+        with pytest.raises(ForeignStepError, match=f"run, theirs.* run {RUN}"):
+            read(9)
+    assert tier.created(9) == 0.0
+    assert prune(tier, Keep(last=2), frozenset()) == (1,)
+    assert tier.steps() == [2, 3, 9]
+    tier.evict(3)
+    assert prune(tier, Keep(last=1), frozenset()) == ()
+    assert tier.strangers([2, 9]) == {9}
+    assert newest(tier) == 2
 
 
 def test_a_flipped_bit_is_found(tier: Tier, layout, tmp_path: Path) -> None:

@@ -18,7 +18,9 @@ from crash.conftest import StartAgent
 from crash.live import Run, on_disk, restored
 from crash.nursery import Child
 from crash.script import leftovers
+from zerostall.core.manifest import decode_run
 from zerostall.errors import CorruptError, FormatError, RunBusyError, SnapshotNotFoundError
+from zerostall.flow.catalog import snapshots, verify
 
 Damage = Callable[[Path], None]
 
@@ -187,6 +189,36 @@ def test_somebody_elses_run_file_is_left_alone(agent: Child, where: Path) -> Non
     with pytest.raises(FormatError, match=r"run\.json"):
         Run(where)
     assert (where / "run.json").read_text() == '{"wandb": true}'
+
+
+@pytest.mark.parametrize("of", ["another step", "this step"])
+def test_a_step_of_another_run_is_skipped_with_both_names(
+    damaged: Path, where: Path, caplog: pytest.LogCaptureFixture, of: str
+) -> None:
+    other = where.with_name("other")
+    with Run(other) as run:
+        for _ in range(4):
+            run.save().wait(timeout=60)
+    step = 4 if of == "another step" else 3
+    name = f"step-{step:012d}"
+    shutil.rmtree(damaged / name, ignore_errors=True)
+    shutil.copytree(other / name, damaged / name)
+    there = (damaged / name / "manifest.json").read_bytes()
+    ours, theirs = (decode_run((folder / "run.json").read_bytes()).run for folder in (damaged, other))
+    with Run(damaged, keep=2) as run:
+        with pytest.raises(CorruptError, match=f"{name}.*{theirs}.*{ours}"):
+            run.restore(step)
+        with caplog.at_level(logging.WARNING, "zerostall"):
+            assert run.restore() == step - 1
+        assert any(theirs in line.getMessage() and ours in line.getMessage() for line in caplog.records)
+        assert [one.clean for one in snapshots(damaged)] == [True] * (step - 1) + [False]
+        assert [one.clean for one in verify(damaged, step)] == [False]
+        for _ in range(3):
+            run.save().wait(timeout=60)
+        run.tidy()
+    aside = damaged / f"rewound-{step:012d}" / "manifest.json"
+    assert aside.read_bytes() == there, "it gave its number up, and is not this run's to remove"
+    assert on_disk(damaged) == [step + 1, step + 2]
 
 
 def test_every_step_damaged_is_an_error_that_names_them_all(damaged: Path) -> None:

@@ -21,6 +21,7 @@ ERRORS = {
     "CapacityError",
     "CorruptError",
     "DeviceError",
+    "ForeignStepError",
     "FormatError",
     "GhostError",
     "ManagerError",

@@ -145,7 +145,7 @@ class Carrier:
             found: tuple[RunFacts | None, dict[int, float]] | None = None
             wrong: ZerostallError | None = None
             try:
-                facts = self.tier.run_facts()
+                facts = self.tier.told_run()
                 steps = self.tier.steps()
                 found = facts, dict.fromkeys(steps, 0.0) | self.tier.created_of(steps[-_LOOKED_AT:])
             except ZerostallError as error:

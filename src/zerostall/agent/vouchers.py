@@ -82,6 +82,8 @@ class Vouchers:
             return None
         records = list(vouching.records(disk, step))
         for source, manifest in self._manifests(run, step, records):
+            if manifest.run != run.folder.facts.run:
+                continue  # a step of another run that was put here is nothing to be made good
             if records and all(vouching.speaks_of(manifest, record) for record in records):
                 return manifest if self._write(run, manifest, Voucher("the manifest", damage, source), found) else None
         found.append(Voucher("the manifest", damage, ""))

@@ -312,7 +312,8 @@ def record_difference(manifest: Manifest, record: Record, data: bytes) -> str:
     is.
     """
     if (record.run, record.step, record.world) != (manifest.run, manifest.step, manifest.world):
-        return f"the record is of step {record.step} of run {record.run}, with {record.world} ranks"
+        named = "" if record.run == manifest.run else f", the manifest of run {manifest.run}"
+        return f"the record is of step {record.step} of run {record.run}, with {record.world} ranks{named}"
     if record.rank >= len(manifest.ranks):
         return f"the manifest has no rank {record.rank}"
     if facts(record, data) != manifest.ranks[record.rank]:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Protocol
 from zerostall.core import retention
 from zerostall.core.retention import Keep, StepFacts
 from zerostall.errors import StorageError, ZerostallError
-from zerostall.telemetry import log
+from zerostall.telemetry import log, say_once
 from zerostall.tiers.image_writes import AtOnce
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from zerostall.core.candidates import Past
@@ -146,7 +146,7 @@ def prune(run: RunTier, keep: Keep, protected: frozenset[int]) -> tuple[int, ...
     try:
         # A run may keep thousands of steps: a file is opened only for a rule that asks for what is in it, and only the
         # pins of those that would go are looked for.
-        steps = run.steps()
+        steps = _counted(run, run.steps(), keep.last)
         told = run.facts(steps) if keep.best is not None or keep.within is not None else None
         facts = [StepFacts(step) if told is None else told.get(step, StepFacts(step)) for step in steps]
         if told is not None:
@@ -158,14 +158,29 @@ def prune(run: RunTier, keep: Keep, protected: frozenset[int]) -> tuple[int, ...
             for fact in facts
         ]
         decision = retention.decide(facts, keep, protected, rewound=rewound)
-        for step in decision.forget:
+        for step in _counted(run, decision.forget, rewound=True):
             log.info("%s: step %d, set aside, goes: %s", run.where, step, decision.forget_reasons.get(step, ""))
             run.forget_rewound(step)
-        for step in decision.evict:
+        evict = _counted(run, decision.evict)
+        for step in evict:
             log.info("%s: step %d goes: %s", run.where, step, decision.reasons.get(step, ""))
             run.evict(step)
-        evicted = decision.evict
+        evicted = tuple(evict)
         run.remove_again()
     except (OSError, ZerostallError) as error:
         log.warning("%s: old steps could not all be removed: %s", run.where, error)
     return evicted
+
+
+def _counted(run: RunTier, steps: Iterable[int], last: int = 0, *, rewound: bool = False) -> list[int]:
+    """Those that are the run's own, as far as anybody asks: the newest `last` of more, where it is given.
+
+    Another run's counts for nothing here, and is not this run's to remove.
+    """
+    own = list(steps)
+    while len(own) > last and (strangers := run.strangers(own[-last:], rewound=rewound)):
+        for step in strangers:
+            said = "%s: step %d is another run's: it counts for nothing here and is left alone", run.where, step
+            say_once(f"stranger:{run.where}:{step}", *said)
+        own = [step for step in own if step not in strangers]
+    return own

@@ -198,6 +198,10 @@ class RunTier(Tier, Protocol):
         """
         ...
 
+    def strangers(self, steps: Iterable[int], *, rewound: bool = False) -> set[int]:
+        """Which of these steps, committed or (`rewound`) set aside, are another run's; a manifest is read once."""
+        ...
+
     def remove_again(self) -> None:
         """Try once more to remove what could not be removed before."""
 

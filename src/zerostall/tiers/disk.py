@@ -12,12 +12,14 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from zerostall.core import disks
 from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
 from zerostall.core.candidates import Past
 from zerostall.core.retention import StepFacts
-from zerostall.errors import FormatError, SnapshotNotFoundError, StepExistsError
+from zerostall.errors import ForeignStepError, FormatError, SnapshotNotFoundError, StepExistsError
 from zerostall.telemetry import log
 from zerostall.tiers.drafts import unsettled
 from zerostall.tiers.files import (
@@ -32,6 +34,7 @@ from zerostall.tiers.files import (
     write_file,
     write_whole,
 )
+from zerostall.tiers.holding import run_of
 from zerostall.tiers.image_bytes import FileBytes
 from zerostall.tiers.image_reads import read_image
 from zerostall.tiers.image_writes import AT_ONCE, write_image
@@ -74,7 +77,7 @@ class DiskTier:
         self._staging: dict[int, Path] = {}
         self._drafts: set[int] = set()
         self._left: set[Path] = set()
-        self._facts: dict[int, tuple[tuple[int, int], StepFacts]] = {}
+        self._facts: dict[int, tuple[tuple[int, int], StepFacts, bool]] = {}
 
     def use(self, modes: Modes) -> None:
         """From now on, what is made gets these modes."""
@@ -239,6 +242,8 @@ class DiskTier:
         there = self.run_facts()
         if there is not None:
             return there
+        if (told := run_of(self.where)) is not None:
+            facts = msgspec.structs.replace(facts, run=told.facts.run)  # run.json was lost
         data = manifests.encode_run(facts)
         with storage_errors(self.where / names.RUN, "the run's name", len(data)):
             write_whole(self.where / names.RUN, data, self.modes)
@@ -267,7 +272,17 @@ class DiskTier:
         found: dict[int, StepFacts] = {}
         for step in steps:
             with contextlib.suppress(OSError):
-                found[step] = self._facts_of(step)
+                found[step] = self._facts_of(step)[0]
+        return found
+
+    def strangers(self, steps: Iterable[int], *, rewound: bool = False) -> set[int]:
+        if rewound:
+            return {step for step in steps if self._files.stranger(self.where / names.rewound_folder(step))}
+        found = set[int]()
+        for step in steps if self._files.run() is not None else ():
+            with contextlib.suppress(OSError):
+                if self._facts_of(step)[1]:
+                    found.add(step)
         return found
 
     def created(self, step: int, rank: int | None = None) -> float:
@@ -289,6 +304,8 @@ class DiskTier:
         aside = [step for step in self.steps() if step in numbers and Past(step, self.created(step)) in known]
         for step in aside:
             target = self.where / names.rewound_folder(step)
+            if self._files.stranger(target):
+                log.warning("%s: step %d of another run, set aside before, gives its place up", self.where, step)
             if (target.is_symlink() or discard(target / names.MANIFEST)) and not self._remove(target):
                 out_of_the_way = self._aside_of(step)
                 target.rename(out_of_the_way)
@@ -339,16 +356,17 @@ class DiskTier:
 
     # ------------------------------------------------------------------------------------------------ internals
 
-    def _facts_of(self, step: int) -> StepFacts:
+    def _facts_of(self, step: int) -> tuple[StepFacts, bool]:
+        """What retention may ask of a step; and is it another run's?"""
         about = (self._folder(step) / names.MANIFEST).lstat()
         which, known = (about.st_ino, about.st_mtime_ns), self._facts.get(step)
         if known is None or known[0] != which:
             try:
-                facts = StepFacts.of(self.manifest(step))
-            except FormatError:
-                facts = StepFacts(step)
-            known = self._facts[step] = (which, facts)
-        return known[1]
+                known = which, StepFacts.of(self.manifest(step)), False
+            except FormatError as error:
+                known = which, StepFacts(step), isinstance(error, ForeignStepError)
+            self._facts[step] = known
+        return known[1:]
 
     def _folder(self, step: int) -> Path:
         return self._files.folder(step)

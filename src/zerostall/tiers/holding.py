@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
 from zerostall.core.heirs import Holding
-from zerostall.core.manifest import RunFacts
-from zerostall.errors import FormatError, VersionError
+from zerostall.errors import ForeignStepError, FormatError, VersionError
 from zerostall.tiers import readings
 from zerostall.tiers.files import read_file
 from zerostall.tiers.step_files import committed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from zerostall.core.manifest import Manifest, RunFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def holding_of(folder: Path) -> Holding | None:
     """
     steps = _steps(folder)
     told = _told(folder, steps)
-    return None if told is None else Holding(told.facts, max(steps, default=-1))
+    return None if told is None else Holding(told.facts, _newest(steps, told.facts.run))
 
 
 def run_of(folder: Path) -> Told | None:
@@ -48,7 +48,7 @@ def run_of(folder: Path) -> Told | None:
 
 
 def _told(folder: Path, steps: Mapping[int, Path]) -> Told | None:
-    """By run.json, else by the newest step whose manifest is whole."""
+    """By run.json, else by what most of the steps say whose manifest is whole; of as many, by the newest."""
     path = folder / names.RUN
     damage: FormatError | None = None
     try:
@@ -59,12 +59,14 @@ def _told(folder: Path, steps: Mapping[int, Path]) -> Told | None:
         raise
     except FormatError as error:
         damage = error
+    found: list[Manifest] = []
     for step in sorted(steps, reverse=True):
         path = steps[step] / names.MANIFEST
         with contextlib.suppress(FormatError, OSError):
-            run = readings.manifest_of(step, read_file(path), str(path)).run
-            facts = RunFacts(run=run, name="", fingerprint=layouts.fingerprint([]))
-            return Told(facts, str(damage or "run.json is missing"))
+            found.append(readings.manifest_of(step, read_file(path), str(path)))
+    facts = readings.run_told_by(found)
+    if facts is not None:
+        return Told(facts, str(damage or "run.json is missing"))
     if damage is not None:
         raise damage  # nothing here says that it was ever ours
     return None
@@ -77,6 +79,20 @@ def _steps(folder: Path) -> dict[int, Path]:
     except FileNotFoundError:
         return {}
     return {step: path for step, path in found if step is not None and committed(path)}
+
+
+def _newest(steps: Mapping[int, Path], run: str) -> int:
+    """The newest that is not another run's; -1 where there is none."""
+    for step in sorted(steps, reverse=True):
+        path = steps[step] / names.MANIFEST
+        try:
+            readings.manifest_of(step, read_file(path), str(path), run)
+        except ForeignStepError:
+            continue
+        except (FormatError, OSError):
+            pass  # damaged, or just gone: it counts as the run's
+        return step
+    return -1
 
 
 def step_here(folder: Path) -> int | None:

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
+from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
-from zerostall.errors import CorruptError, SnapshotNotFoundError
+from zerostall.core.manifest import RunFacts
+from zerostall.errors import CorruptError, ForeignStepError, SnapshotNotFoundError
 from zerostall.tiers.contract import Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import Manifest, RankFacts
 
 
-def manifest_of(step: int, data: bytes, source: str) -> Manifest:
-    """The manifest of that step. FormatError, CorruptError where it is damaged, or another's."""
+def manifest_of(step: int, data: bytes, source: str, run: str | None = None) -> Manifest:
+    """The manifest of that step of that run; None where nobody knows which run it should be of.
+
+    Raises:
+        FormatError, CorruptError: it is damaged, or another step's.
+        ForeignStepError: it is another run's.
+    """
     manifest = manifests.decode_manifest(data, source=source)
     if manifest.step != step:
         raise CorruptError(f"{source} is the manifest of step {manifest.step}")
+    if run is not None and manifest.run != run:
+        raise ForeignStepError(f"{source} is a step of another run, {manifest.run}: what it lies in is run {run}")
     return manifest
+
+
+def run_told_by(found: Iterable[Manifest]) -> RunFacts | None:
+    """The run that most of these manifests are of, by its id alone; of as many, the first's. None of none."""
+    runs = Counter(manifest.run for manifest in found).most_common(1)
+    return RunFacts(run=runs[0][0], name="", fingerprint=layouts.fingerprint([])) if runs else None
 
 
 def facts_of(manifest: Manifest, rank: int, where: Path | str) -> RankFacts:

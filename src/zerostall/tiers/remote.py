@@ -8,14 +8,17 @@ the condition that there is none, or that it is still the one that was read. Ord
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
 from zerostall.core.candidates import Past
 from zerostall.core.retention import StepFacts
-from zerostall.errors import FormatError, SnapshotNotFoundError, StepExistsError, StorageError
+from zerostall.errors import ForeignStepError, FormatError, SnapshotNotFoundError, StepExistsError, StorageError
 from zerostall.telemetry import log
 from zerostall.tiers import kept, readings
 from zerostall.tiers.contract import Image, ImageBytes, Stored
@@ -60,6 +63,8 @@ class RemoteTier:
         self.where = store.url
         self._hands = hands
         self._images = RemoteImages(store, hands, gate)
+        self._run = ""
+        self._own: set[int] = set()
 
     # -------------------------------------------------------------------------------------------------- verbs
 
@@ -92,6 +97,8 @@ class RemoteTier:
                 f"another writer has just committed step {manifest.step} in {self.where}",
                 hint="give every run a URL of its own",
             )
+        if manifest.run == self._run:
+            self._own.add(manifest.step)
         if pin:
             self.store.put(self._name(manifest.step, names.PINNED), b"")
         if there is not None and there.manifest is not None:
@@ -106,7 +113,7 @@ class RemoteTier:
             data = self.store.read(name).data
         except FileNotFoundError:
             raise SnapshotNotFoundError(f"no step {step} in {self.where}") from None
-        return readings.manifest_of(step, data, self.store.address(name))
+        return readings.manifest_of(step, data, self.store.address(name), self._named())
 
     def open(self, step: int, rank: int) -> Stored:
         return self._opened(self.manifest(step), rank)
@@ -120,6 +127,7 @@ class RemoteTier:
         """A failure is logged, never raised: what is left over is invisible and goes when it is a day old."""
         try:
             there = self._there(names.step_folder(step))
+            self._own.discard(step)
             if there is None:
                 return
             self.store.delete([self._name(step, names.PINNED), self._name(step, names.MANIFEST)])
@@ -148,11 +156,21 @@ class RemoteTier:
             data = self.store.read(names.RUN).data
         except FileNotFoundError:
             return None
-        return manifests.decode_run(data, source=self.store.address(names.RUN))
+        facts = manifests.decode_run(data, source=self.store.address(names.RUN))
+        self._run = facts.run
+        return facts
 
     def found_run(self, facts: RunFacts) -> RunFacts:
+        if (there := self.run_facts()) is not None:
+            return there
+        if (told := self._told_by_steps()) is not None:
+            facts = msgspec.structs.replace(facts, run=told.run)  # run.json was lost
         self.store.create(names.RUN, manifests.encode_run(facts))
         return self.run_facts() or facts
+
+    def told_run(self) -> RunFacts | None:
+        """As `run_facts`; where run.json is lost, by what the steps say."""
+        return self.run_facts() or self._told_by_steps()
 
     def carry(self, stored: Stored, source: ImageBytes) -> int:
         """`put`, from wherever the bytes are. Returns how many had to be sent."""
@@ -189,6 +207,25 @@ class RemoteTier:
     def facts(self, steps: Iterable[int]) -> dict[int, StepFacts]:
         found = ((step, manifest) for step, manifest, _ in self.look(steps))
         return {step: StepFacts(step) if one is None else StepFacts.of(one) for step, one in found}
+
+    def strangers(self, steps: Iterable[int], *, rewound: bool = False) -> set[int]:
+        if rewound:
+            return set()  # only this run's are set aside here
+
+        def own(step: int) -> bool:
+            try:
+                self.manifest(step)
+            except ForeignStepError:
+                return False
+            except (FormatError, SnapshotNotFoundError):
+                return True
+            return True
+
+        asked = [step for step in steps if step not in self._own]
+        ours = {step for step, is_own in zip(asked, self._images.each(own, asked), strict=True) if is_own}
+        if self._run:
+            self._own |= ours
+        return set(asked) - ours
 
     def remove_again(self) -> None:
         """What could not be removed goes when it is old, see `clear_leftovers`."""
@@ -278,6 +315,16 @@ class RemoteTier:
         listed = (name.partition("/") for name in self.store.beginning(beginning))
         found = (parse(folder) for folder, _, file in listed if file == names.MANIFEST)
         return sorted(step for step in found if step is not None)
+
+    def _told_by_steps(self) -> RunFacts | None:
+        return readings.run_told_by(one for _, one, _ in reversed(self.look(self.steps())) if one is not None)
+
+    def _named(self) -> str | None:
+        """Which run this is; None where run.json is lost or damaged. Asked for once."""
+        if not self._run:
+            with contextlib.suppress(FormatError):
+                self.run_facts()
+        return self._run or None
 
     def _name(self, step: int, file: str) -> str:
         return f"{names.step_folder(step)}/{file}"

@@ -34,6 +34,7 @@ class StepFiles:
         self.where = where
         self._layout = layout
         self._others = others
+        self._named: tuple[tuple[int, int, int] | None, str | None] = None, None
 
     def folder(self, step: int) -> Path:
         return self.where / names.step_folder(step)
@@ -75,7 +76,35 @@ class StepFiles:
             data = read_file(path)
         except FileNotFoundError:
             raise SnapshotNotFoundError(f"no step {step} in {self.where}") from None
-        return readings.manifest_of(step, data, str(path))
+        return readings.manifest_of(step, data, str(path), self.run())
+
+    def stranger(self, folder: Path) -> bool:
+        """Is what is in the folder of a step, committed or set aside, another run's? False where nobody can say."""
+        path, run = folder / names.MANIFEST, self.run()
+        try:
+            return run is not None and manifests.decode_manifest(read_file(path), source=str(path)).run != run
+        except (FormatError, OSError):
+            return False
+
+    def run(self) -> str | None:
+        """Which run run.json says this is, read again where it is another file.
+
+        None where it is lost or damaged: whoever takes the folder says so, and asks the steps.
+        """
+        path = self.where / names.RUN
+        try:
+            about = path.lstat()
+        except OSError:
+            return None
+        stamp = about.st_ino, about.st_mtime_ns, about.st_size
+        known, run = self._named
+        if known != stamp:
+            try:
+                run = manifests.decode_run(read_file(path, manifests.MAX_RUN_FILE), source=str(path)).run
+            except (FormatError, OSError):
+                run = None
+            self._named = stamp, run
+        return run
 
     def open(self, step: int, rank: int) -> Stored:
         """Layout and record of one rank's image, checked against the manifest."""
