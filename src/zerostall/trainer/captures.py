@@ -11,6 +11,7 @@ from zerostall.core import layout as layouts
 from zerostall.core.layout import CHUNK, Layout
 from zerostall.errors import AgentError, WaitTimeoutError
 from zerostall.telemetry import log
+from zerostall.trainer import interrupts
 from zerostall.trainer.devices import Devices, Straightened
 from zerostall.trainer.finite import FiniteCheck
 from zerostall.trainer.memory import Memory, Shelf
@@ -169,6 +170,13 @@ class Captures:
                 return taken
         return None
 
+    def mend(self) -> None:
+        """After Ctrl-C: locks that this thread still holds, and a slot that it took for nothing, are given back."""
+        interrupts.let_go(self._condition)
+        self._sealer.let_go()
+        if self._sealer.landed >= self._sealer.brought:
+            self._shelf.take_back()
+
     def close(self) -> None:
         self.devices.close()
         self.pool.close()
@@ -237,7 +245,7 @@ class Captures:
     def _survey_anew(self) -> Survey:
         """Walk the whole state."""
         self._guard.settle()
-        self._rest = None
+        self._rest = self._survey = None  # if this is interrupted, what follows would belong to two surveys
         start = time.perf_counter()
         survey = self._state.survey()
         layout = survey.layout
@@ -334,9 +342,13 @@ class Captures:
 
     def _take_slot(self, when_busy: WhenBusy) -> int | None:
         slot = self._shelf.take()
-        if slot is not None or when_busy == "skip":
+        if slot is not None:
             return slot
+        self.mend()
+        if when_busy == "skip":
+            return self._shelf.take()
         self._guard.settle()
+        self.mend()
         self._await_slot("a free slot: an older snapshot is still on its way to disk")
         return self._shelf.take()
 

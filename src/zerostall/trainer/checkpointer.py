@@ -173,19 +173,18 @@ class Checkpointer:
         self._turn = threading.RLock()  # of threads that save or restore
         self._inside = False
         self._pid, self._forks = os.getpid(), FORKS[0]
+        begun = contextlib.ExitStack()  # a link is closed by it that nobody else knows of yet, where Ctrl-C comes
 
         def connect(nodes: m.Nodes | None) -> Link:
             hello = hello_of(self._world, self._where, self._options, run, nodes)
             ear = Ear(self._shelf, self._ledger, self._pace, self.stats, self._lockers, self._world.rank)
-            return Link(runtime_dir(), hello, ear)
+            return Link(runtime_dir(), hello, ear, lambda link: begun.callback(link.close))
 
         await_dropped(self._where)
-        self._link = link_up(self._world, connect, nodes)
-        try:
+        with begun:
+            self._link = link_up(self._world, connect, nodes)
             self._begin(partial(Preemption, signals, grace))
-        except BaseException:
-            self._link.close()
-            raise
+            begun.pop_all()
 
     def _begin(self, preemption: Callable[[Callable[[], None], Callable[[], None]], Preemption]) -> None:
         """The agent has been found: take what this needs of the process."""
@@ -251,11 +250,15 @@ class Checkpointer:
         with self._turn:
             if self._closed or self._inside:
                 self._refuse("save")
-            self._inside = True
             try:
-                return self._saves.save(step, metric, pin, if_exists, when_busy)
+                self._inside = True
+                saving = self._saves.save(step, metric, pin, if_exists, when_busy)
+            except BaseException:
+                self._saves.mend()
+                raise
             finally:
                 self._inside = False
+            return saving
 
     def every(self, *, steps: int | None = None, seconds: float | None = None) -> Every:
         """When to save: `due = ckpt.every(seconds=600)`, then `if due(step): ckpt.save(step)` after each step.

@@ -6,6 +6,7 @@ When the agent is gone, the link finds or starts another, says hello, and has th
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import select
@@ -68,10 +69,14 @@ class Listener(Protocol):
 class Link:
     """A connection that outlives agents.
 
+    `begun` is told of it before there is anything to close: however making it ends, `close` may follow.
+
     Raises (on construction): AgentError when no agent can be had, and whatever it refuses `hello` with.
     """
 
-    def __init__(self, folder: Path, hello: m.Hello, listener: Listener) -> None:
+    def __init__(
+        self, folder: Path, hello: m.Hello, listener: Listener, begun: Callable[[Link], object] | None = None
+    ) -> None:
         self._folder = folder
         self._hello = hello
         self._listener = listener
@@ -81,9 +86,13 @@ class Link:
         self._closed = False
         _links.add(self)
         self._up = threading.Event()
-        self._channel, self.welcome, self.welcome_fd = self._greet()
-        self._up.set()
         self._thread = threading.Thread(target=self._listen, name="zerostall link", daemon=True)
+        self._greeted = False
+        if begun is not None:
+            begun(self)
+        self._channel, self.welcome, self.welcome_fd = self._greet()
+        self._greeted = True
+        self._up.set()
         self._thread.start()
 
     def up(self) -> bool:
@@ -157,9 +166,12 @@ class Link:
 
     def close(self) -> None:
         self._closed = True
+        if not self._greeted:
+            return
         self._say_leave()
         self._channel.shut()  # not under the lock: whoever holds it may be waiting for an agent that does not read
-        self._thread.join(5.0)
+        with contextlib.suppress(RuntimeError):  # it was not started, or is not said to be yet
+            self._thread.join(5.0)
 
     def _say_leave(self) -> None:
         """Else the agent waits for this trainer to come back. One that does not read is not waited for."""

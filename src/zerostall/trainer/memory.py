@@ -128,6 +128,17 @@ class Shelf:
                 self.memory.capturing, self.memory.granted = None, slot
                 self.memory.say(busy=False)
 
+    def take_back(self) -> None:
+        """A slot that was taken and came to nothing, for Ctrl-C came in between, can be taken again.
+
+        Only while no flight is under way.
+        """
+        with self._condition:
+            memory = self.memory
+            if memory is not None and memory.capturing is not None and memory.granted is None:
+                memory.capturing, memory.granted = None, memory.capturing
+                memory.say(busy=False)
+
     def ready(self) -> bool:
         """Is a slot granted? Caller holds the condition."""
         return self.memory is not None and self.memory.granted is not None

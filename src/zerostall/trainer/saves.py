@@ -190,6 +190,10 @@ class Saves:
             with contextlib.suppress(Exception):  # its sealer says why
                 flight.taken.capture.wait(None)
 
+    def mend(self) -> None:
+        """See `Captures.mend`."""
+        self._captures.mend()
+
     def settle(self, timeout: float = TOLD_SECONDS) -> None:
         """Wait until no snapshot is being captured, and the agent has been told of the last one."""
         self.guard.settle(timeout)

@@ -16,6 +16,7 @@ from zerostall.core.layout import CHUNK
 from zerostall.core.manifest import Record
 from zerostall.core.tears import GRACE
 from zerostall.errors import AgentError, GhostError, NonFiniteError, StateError, TornError, ZerostallError
+from zerostall.trainer import interrupts
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
@@ -70,8 +71,8 @@ class Sealer:
 
     def seal(self, flight: Flight) -> None:
         """Finish a flight as soon as its capture, which announces its end here, is done."""
+        self.brought += 1  # first: after a call, and not before it, Ctrl-C is raised
         self._flights.append(flight)
-        self.brought += 1
         if self._early:
             self._early = False
             os.eventfd_write(self.announce, 1)
@@ -102,6 +103,10 @@ class Sealer:
                 self._followers.append((self.brought, message))
                 return
         self._link.tell(message, timeout=timeout)
+
+    def let_go(self) -> None:
+        """See `interrupts.let_go`."""
+        interrupts.let_go(self._told)
 
     def settle(self, timeout: float = TOLD_SECONDS) -> None:
         """Wait until the agent has been told of every flight.
