@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zerostall.core.bandwidth import Traffic
-from zerostall.core.scrubbing import FRESH, SHORTEST_PAUSE, Resident, after, longest_unseen, pause
+from zerostall.core.scrubbing import BETWEEN, FRESH, SHORTEST_PAUSE, Resident, after, longest_unseen, pause
 
 OLD, NEW = Resident(1.0, "old"), Resident(2.0, "new")
 
@@ -14,7 +14,13 @@ def test_the_image_whose_check_is_the_longest_ago_comes_next() -> None:
     assert longest_unseen([], {}, 11.0) is None
     assert longest_unseen([NEW, OLD], {}, 11.0) == OLD
     assert longest_unseen([NEW, OLD], {"old": 10.0}, 11.0) == NEW
-    assert longest_unseen([NEW, OLD], {"old": 10.0, "new": 11.0}, 11.0) == OLD
+    assert longest_unseen([NEW, OLD], {"old": 10.0, "new": 11.0}, 20.0) == OLD
+
+
+def test_however_few_and_small_images_are_they_are_not_looked_at_without_end() -> None:
+    seen = {"old": 10.0, "new": 11.0}
+    assert longest_unseen([NEW, OLD], seen, 10.0 + BETWEEN - 0.1) is None
+    assert longest_unseen([NEW, OLD], seen, 10.0 + BETWEEN) == OLD
 
 
 def test_what_may_rest_is_left_alone_until_its_time_has_come() -> None:
@@ -28,8 +34,8 @@ def test_what_may_rest_is_left_alone_until_its_time_has_come() -> None:
 def test_a_fresh_image_is_left_alone_for_it_was_checked_while_it_was_copied() -> None:
     fresh = Resident(3.0, "fresh", met=10.0)
     assert longest_unseen([fresh], {}, 10.0 + FRESH / 2) is None
-    assert longest_unseen([fresh, OLD], {"old": 9.0}, 10.0 + FRESH / 2) == OLD
-    assert longest_unseen([fresh, OLD], {"old": 9.0}, 10.0 + FRESH) == fresh
+    assert longest_unseen([fresh, OLD], {"old": 5.0}, 10.0 + FRESH / 2) == OLD
+    assert longest_unseen([fresh, OLD], {"old": 5.0}, 10.0 + FRESH) == fresh
 
 
 @pytest.mark.parametrize(

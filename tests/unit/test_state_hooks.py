@@ -97,6 +97,7 @@ def test_hooks_of_other_kinds_and_one_that_is_gone_again_end_no_rest(net: Net) -
         assert rest.still.same() and state.fits(survey)
 
 
+@pytest.mark.usefixtures("own_agent")
 def test_a_save_has_what_a_hook_adds_from_then_on(net: Net, tmp_path: Path) -> None:
     with zerostall.Checkpointer(tmp_path, keep=9, when_busy="wait", model=net) as ckpt:
         for step in (1, 2, 3, 4):

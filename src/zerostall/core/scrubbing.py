@@ -17,6 +17,10 @@ FRESH = 2.0
 """Seconds for which an image is not looked at: it was checked while it was copied, and is replaced soon."""
 
 
+BETWEEN = 5.0
+"""Seconds from one look at an image in memory to the next: few and small ones would be looked at without end."""
+
+
 class Resident(msgspec.Struct, frozen=True, order=True):
     """An image: `name` tells it from all others, `created` is when it was saved.
 
@@ -28,7 +32,7 @@ class Resident(msgspec.Struct, frozen=True, order=True):
 
     created: float
     name: str
-    rest: float = 0.0
+    rest: float = BETWEEN
     met: float = float("-inf")
 
 
