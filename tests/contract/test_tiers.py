@@ -12,6 +12,7 @@ from images import RUN, HandMade, make_layout, manifest_of, record_of
 from partner import Partner
 from stores.azure import Azurite
 from stores.google import Google
+from stores.runs import fetched
 from stores.seaweed import Seaweed
 from stores.server import Server
 from zerostall import native
@@ -89,18 +90,9 @@ def tier(
         yield DiskTier(tmp_path / "run", pool, direct=request.param == "disk")
 
 
-def get(tier: Tier, step: int, layout) -> bytes:
-    target = native.Segment("target", stride_of(layout))
-    try:
-        tier.get(step, 0, target.address)
-        return bytes(target.view(0, layout.nbytes))
-    finally:
-        target.close()
-
-
 def test_an_absent_step_is_not_there(tier: Tier, layout) -> None:
     assert tier.steps() == []
-    for look in (lambda: tier.manifest(1), lambda: tier.open(1, 0), lambda: get(tier, 1, layout)):
+    for look in (lambda: tier.manifest(1), lambda: tier.open(1, 0), lambda: fetched(tier, 1, layout)):
         with pytest.raises(SnapshotNotFoundError):
             look()
     tier.evict(1)
@@ -129,7 +121,7 @@ def test_a_step_is_there_when_its_manifest_is(tier: Tier, layout) -> None:
         assert tier.facts([7, 8]) == {7: StepFacts.of(manifest)}
     stored = tier.open(7, 0)
     assert (stored.layout, stored.record.checksums) == (layout, made.record.checksums)
-    assert get(tier, 7, layout) == made.bytes
+    assert fetched(tier, 7, layout) == made.bytes
 
 
 def test_steps_come_in_the_order_of_numbers(tier: Tier, layout) -> None:
@@ -145,7 +137,7 @@ def test_an_unfinished_step_can_be_put_again(tier: Tier, layout) -> None:
     tier.put(first.image)
     tier.put(second.image)
     tier.commit(manifest_of(second.record))
-    assert get(tier, 3, layout) == second.bytes
+    assert fetched(tier, 3, layout) == second.bytes
 
 
 @by_itself
@@ -157,14 +149,14 @@ def test_a_committed_step_is_replaced_only_when_asked(tier: Tier, layout) -> Non
         tier.put(new.image)
         with pytest.raises(StepExistsError):
             tier.commit(manifest_of(new.record))
-        assert get(tier, 3, layout) == old.bytes
+        assert fetched(tier, 3, layout) == old.bytes
     else:
         with pytest.raises(StepExistsError):
             tier.commit(manifest_of(old.record))
     tier.put(new.image)
     tier.commit(manifest_of(new.record), replace=True)
     assert tier.steps() == [3]
-    assert get(tier, 3, layout) == new.bytes
+    assert fetched(tier, 3, layout) == new.bytes
 
 
 def test_an_evicted_step_is_gone_and_may_come_again(tier: Tier, layout) -> None:
@@ -177,7 +169,7 @@ def test_an_evicted_step_is_gone_and_may_come_again(tier: Tier, layout) -> None:
         tier.open(3, 0)
     tier.put(made.image)
     tier.commit(manifest_of(made.record))
-    assert get(tier, 3, layout) == made.bytes
+    assert fetched(tier, 3, layout) == made.bytes
 
 
 @pytest.mark.parametrize("tier", ["disk", "remote"], indirect=True)
@@ -231,8 +223,8 @@ def test_a_flipped_bit_is_found(tier: Tier, layout, tmp_path: Path) -> None:
             file.write(bytes([byte ^ 0x40]))
     if isinstance(tier, Partner):  # which looks for itself when it is told, and gives it to nobody any more
         with pytest.raises(SnapshotNotFoundError, match="damaged"):
-            get(tier, 3, layout)
+            fetched(tier, 3, layout)
         assert set(tier.doubts) == {3}
         return
     with pytest.raises(CorruptError, match="chunk"):
-        get(tier, 3, layout)
+        fetched(tier, 3, layout)

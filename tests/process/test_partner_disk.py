@@ -25,15 +25,21 @@ def until_at_a_partner(manager: Manager, step: int) -> None:
     wait_until(there, SECONDS)
 
 
+def training_on_n1(manager: Manager, agents: Agents, where: Path) -> tuple[dict[str, Path], HandTrainer]:
+    """A trainer that has its memory, on the first of two nodes; the folders of their agents."""
+    folders = joined(manager, agents, "n1", "n2")
+    trainer = HandTrainer(folders["n1"], where, rules=m.Rules(keep_last=3, disk_interval=0.0))
+    trainer.lease()
+    return folders, trainer
+
+
 @pytest.mark.parametrize("manager", [QUICK], indirect=True, ids=["quick"])
 def test_an_image_outlives_its_node_and_all_memory_on_another_nodes_disk(
     manager: Manager, agents: Agents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ZEROSTALL_REPLICA_DISK", str(tmp_path / "nvme of n2"))
-    folders = joined(manager, agents, "n1", "n2")
     where = tmp_path / "disk of n1" / "run"
-    trainer = HandTrainer(folders["n1"], where, rules=m.Rules(keep_last=3, disk_interval=0.0))
-    trainer.lease()
+    folders, trainer = training_on_n1(manager, agents, where)
     trainer.seal(4)
     until_at_a_partner(manager, 4)
     made, run = trainer.seal(5), trainer.welcome.run_id
@@ -71,10 +77,8 @@ def test_what_a_run_went_back_from_is_not_gone_on_with_from_a_node_that_was_away
 ) -> None:
     """It has not heard of it: its disk has the step still, whole and newer by number than all that the run has."""
     monkeypatch.setenv("ZEROSTALL_REPLICA_DISK", str(tmp_path / "nvme of n2"))
-    folders = joined(manager, agents, "n1", "n2")
     where = tmp_path / "disk of n1" / "run"
-    trainer = HandTrainer(folders["n1"], where, rules=m.Rules(keep_last=3, disk_interval=0.0))
-    trainer.lease()
+    folders, trainer = training_on_n1(manager, agents, where)
     left = trainer.seal(5, promise=True)
     until_at_a_partner(manager, 5)
     kill_agent(folders["n2"])
