@@ -225,7 +225,9 @@ class Run:
 
     def open(self, step: int, rank: int) -> Stored:
         self.opened.add(rank)
-        return Stored(self.layout(self._ranks[rank]), record(rank, MANY, 1 << 33))
+        facts = self._ranks[rank]
+        said = msgspec.structs.replace(record(rank, MANY, 1 << 33), checksum=facts.checksum)
+        return Stored(self.layout(facts), said)
 
 
 def meeting(world: int) -> Callable[[], object]:

@@ -15,7 +15,8 @@ from images import CHUNK, HandMade, make_layout
 from zerostall import native
 from zerostall.agent import arrivals
 from zerostall.agent.arrivals import Arrivals
-from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, StorageError
+from zerostall.agent.client import Client
+from zerostall.errors import AgentError, CorruptError, FormatError, SnapshotNotFoundError, StorageError
 from zerostall.flow.governor import Governor
 from zerostall.flow.worker import Worker
 from zerostall.tiers.contract import Stored
@@ -92,14 +93,12 @@ class Node:
         self.turn()
 
 
-class Trainer:
+class Trainer(Client):
     """Takes chunks as it is told of them, and keeps their bytes."""
 
-    broken = False
-
     def __init__(self, node: Node) -> None:
+        super().__init__(cast("Any", None))
         self.node = node
-        self.fetched: list[Callable[[], None]] = []
         self.said: list[m.Message] = []
         self.chunks: dict[tuple[int, int], bytes] = {}
         self.segment: native.Segment | None = None
@@ -112,11 +111,18 @@ class Trainer:
             self.segment = native.Segment.attach(fds[0], message.memory.nbytes)
 
     def fetch(self, rank: int, chunks: Sequence[int] | None = None, step: int = STEP) -> m.Message:
+        """What it is answered."""
+        request = self.ask(rank, chunks, step)
+        while not self.said and not self.node.otherwise:
+            self.node.inbox.get(timeout=60)()
+        return self.said[-1] if self.said else request
+
+    def ask(self, rank: int, chunks: Sequence[int] | None = None, step: int = STEP) -> m.Fetch:
         request = m.Fetch(id=1, step=step, tier="remote", chunks=None if chunks is None else tuple(chunks))
         otherwise = self.node.otherwise
-        self.node.arrivals.open(self._client(), rank, self._remote(), request, lambda: otherwise.append(rank))
-        self.node.inbox.get(timeout=60)()
-        return self.said[-1] if self.said else request
+        self.said.clear()
+        self.node.arrivals.open(self, rank, self._remote(), request, lambda: otherwise.append(rank))
+        return request
 
     def take(self) -> None:
         """Say that what it was told of is taken, and ask for more."""
@@ -128,7 +134,7 @@ class Trainer:
         self.unread = ()
         self.said.clear()
         self.asking = True
-        self.node.arrivals.take(self._client(), m.Take(id=2, taken=taken))
+        self.node.arrivals.take(self, m.Take(id=2, taken=taken))
         self.node.turn()
 
     def hear(self) -> m.Message | None:
@@ -140,8 +146,7 @@ class Trainer:
         return answer
 
     def leave(self) -> None:
-        while self.fetched:
-            self.fetched.pop()()
+        self.release_fetched()
         self.node.turn()
 
     def right(self, *images: tuple[int, Sequence[int]]) -> bool:
@@ -152,9 +157,6 @@ class Trainer:
             for chunk in chunks
         }
         return self.chunks == wanted
-
-    def _client(self) -> Any:
-        return self
 
     def _remote(self) -> Any:
         return self.node.store
@@ -303,14 +305,41 @@ def test_what_cannot_come(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert node.steps == []
 
 
+def test_what_was_let_go_of_while_it_was_looked_for_is_of_no_later_restore(few: int) -> None:
+    """Ctrl-C between a request and its answer: the trainer says that it lets go, and restores again."""
+    node = Node(world=2)
+    one = Trainer(node)
+    one.ask(0)
+    one.leave()
+    assert isinstance(one.fetch(0, [3]), m.Coming)  # behind what the first request has found
+    one.take()
+    run_to_the_end(node, [one], random.Random(3))
+    assert one.right((0, [3])) and len(one.fetched) == 1
+    one.leave()
+    assert node.steps == [] and node.arrivals._memory is None
+
+
+def test_what_comes_late_ends_no_later_restore(few: int) -> None:
+    node = Node(world=2)
+    one = Trainer(node)
+    one.ask(1)
+    late = node.inbox.get(timeout=60)
+    one.leave()
+    one.fetch(0)
+    late()
+    one.take()
+    run_to_the_end(node, [one], random.Random(4))
+    assert one.right((0, range(CHUNKS)))
+
+
 def test_nobody_takes_what_it_was_not_told_of(few: int) -> None:
     node = Node()
     one = Trainer(node)
-    with pytest.raises(FormatError):
-        node.arrivals.take(cast("Any", one), m.Take(id=2))
+    with pytest.raises(AgentError):  # the agent before this one may have been asked
+        node.arrivals.take(one, m.Take(id=2))
     one.fetch(0)
     with pytest.raises(FormatError):
-        node.arrivals.take(cast("Any", one), m.Take(id=2, taken=(0,)))
-    node.arrivals.take(cast("Any", one), m.Take(id=2))
+        node.arrivals.take(one, m.Take(id=2, taken=(0,)))
+    node.arrivals.take(one, m.Take(id=2))
     with pytest.raises(FormatError):  # it has not been answered yet
-        node.arrivals.take(cast("Any", one), m.Take(id=3))
+        node.arrivals.take(one, m.Take(id=3))

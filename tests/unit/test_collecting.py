@@ -91,6 +91,18 @@ def test_records_are_read_of_a_few_ranks_and_then_of_those_whose_bytes_are_wante
     assert len(agent.asked) == asked
 
 
+def test_a_step_that_is_another_one_than_was_agreed_on_is_not_restored() -> None:
+    run = Run()
+    source = cast("Any", SimpleNamespace(link=Agent(run)))
+    assert collecting._describe(source, msgspec.structs.replace(COPY, created=1.5)).created == 1.5
+    with pytest.raises(SnapshotNotFoundError, match="step 7 in disk is another one by now"):
+        collecting._describe(source, msgspec.structs.replace(COPY, created=1.25))
+    # It takes the place of the one that was described while the records are read.
+    run.stored[5] = Stored(run.stored[5].layout, msgspec.structs.replace(run.stored[5].record, checksum=77))
+    with pytest.raises(SnapshotNotFoundError, match="step 7 is another one by now"):
+        collecting._describe(source, COPY)
+
+
 def test_a_step_that_was_replaced_meanwhile_is_not_mixed_with_the_one_that_was_described() -> None:
     run = Run()
     agent = Agent(run)

@@ -13,6 +13,7 @@ import pytest
 
 from images import HandMade, make_layout, manifest_of
 from zerostall import native
+from zerostall.agent.client import Client
 from zerostall.agent.fetches import Fetches
 from zerostall.agent.node_reads import READERS
 from zerostall.flow.governor import Governor
@@ -23,13 +24,11 @@ LAYOUT = make_layout(17 << 20)  # two chunks
 WORLD = 3
 
 
-class Client:
+class Trainer(Client):
     """Keeps what it is sent: the bytes that it would map."""
 
-    broken = False
-
     def __init__(self) -> None:
-        self.fetched: list[Callable[[], None]] = []
+        super().__init__(cast("Any", None))
         self.said: list[m.Message] = []
         self.bytes: list[bytes] = []
 
@@ -44,8 +43,7 @@ class Client:
             segment.close()
 
     def let_go(self) -> None:
-        while self.fetched:
-            self.fetched.pop()()
+        self.release_fetched()
 
 
 def test_ranks_read_at_once_and_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +66,7 @@ def test_ranks_read_at_once_and_share(tmp_path: Path, monkeypatch: pytest.Monkey
         return get(step, rank, address, chunks=chunks)
 
     monkeypatch.setattr(disk, "get", counted)
-    clients = [Client() for _ in range(WORLD + 1)]
+    clients = [Trainer() for _ in range(WORLD + 1)]
     for number, client in enumerate(clients):  # the last one wants another chunk of the first one's image
         chunks = (1,) if number == WORLD else (0,)
         request = m.Fetch(id=number, step=7, tier="disk", rank=number % WORLD, chunks=chunks)
@@ -107,13 +105,13 @@ class Node:
 
         monkeypatch.setattr(disk, "get", counted)
 
-    def fetch(self, client: Client, *chunks: int, as_file: bool = True) -> m.Message:
+    def fetch(self, client: Trainer, *chunks: int, as_file: bool = True) -> m.Message:
         request = m.Fetch(id=1, step=7, tier="disk", rank=0, chunks=chunks, as_file=as_file)
         self.fetches.fetch(cast("Any", client), {}, 0, request)
         self._inbox.get(timeout=60)()
         return client.said[-1]
 
-    def common(self, client: Client) -> tuple[int, ...]:
+    def common(self, client: Trainer) -> tuple[int, ...]:
         self.fetches.common(cast("Any", client), m.Common(id=2, step=7, tier="disk", rank=0))
         answer = client.said[-1]
         assert isinstance(answer, m.InCommon)
@@ -123,7 +121,7 @@ class Node:
 def test_of_files_that_ranks_read_themselves_the_agent_reads_what_several_want(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node, one, two, three = Node(tmp_path / "run", monkeypatch), Client(), Client(), Client()
+    node, one, two, three = Node(tmp_path / "run", monkeypatch), Trainer(), Trainer(), Trainer()
     data, chunk = node.image.bytes, node.image.record.chunk_bytes
     opened = node.fetch(one, 0, 1)
     assert isinstance(opened, m.Opened) and not opened.record and one.bytes == [data]
@@ -149,7 +147,7 @@ def test_of_files_that_ranks_read_themselves_the_agent_reads_what_several_want(
 def test_what_is_damaged_or_not_there_is_refused_and_nothing_stays_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node, one, two = Node(tmp_path / "run", monkeypatch), Client(), Client()
+    node, one, two = Node(tmp_path / "run", monkeypatch), Trainer(), Trainer()
     node.fetch(one, 1)
     with node.path.open("r+b") as file:
         file.seek(-3, os.SEEK_END)

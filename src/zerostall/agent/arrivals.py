@@ -94,6 +94,7 @@ class Arrivals:
         self._steps.append(request.step)
         held = contextlib.ExitStack()
         held.enter_context(self._governor.restoring())
+        claim = client.claim()
 
         def let_go() -> None:
             self._steps.remove(request.step)
@@ -112,6 +113,9 @@ class Arrivals:
             client.send(m.Refused.of(request.id, ours(error, remote.where)))
 
         def begin(image: RemoteImage) -> None:
+            if not claim.stands():
+                let_go()
+                return
             if image.stored.record.chunk_bytes > CHUNK:
                 let_go()
                 otherwise()
@@ -121,11 +125,7 @@ class Arrivals:
             except Exception as error:  # noqa: BLE001 - a trainer waits for the answer
                 refuse(error)
                 return
-            if client.broken:
-                done()
-                return
-            client.fetched.append(done)
-            client.send(answer, memory.fileno())
+            claim.settle(answer, memory.fileno(), done)
 
         def look() -> None:
             key = request.step, rank
@@ -144,10 +144,13 @@ class Arrivals:
         """Answer with what has come for the client, once something has.
 
         Raises:
+            AgentError: it has asked for nothing here. Another agent was asked, or this one when the connection broke.
             FormatError: it says that it has taken what it never was told of.
         """
         taker = self._takers.get(client)
-        if taker is None or taker.asking is not None or not taker.told.issuperset(request.taken):
+        if taker is None:
+            raise AgentError("nothing is on its way to this trainer: what was has gone with the connection before")
+        if taker.asking is not None or not taker.told.issuperset(request.taken):
             raise FormatError("Take: that chunk is not there, or is not on its way")
         taker.told.difference_update(request.taken)
         for key in [key for key, place in self._there.items() if place.number in request.taken]:

@@ -34,6 +34,7 @@ class Client:
     leaving: bool = False
     fetched: list[Callable[[], None]] = field(default_factory=list)
     looks_at: set[tuple[int, int, str]] = field(default_factory=set)
+    _releases: int = 0
 
     def __post_init__(self) -> None:
         self.name = f"client {next(_numbers)}"
@@ -48,11 +49,39 @@ class Client:
             self.broken = True
             log.info("%s is gone: %s", self.name, error)
 
+    def claim(self) -> Claim:
+        """What the client asks for now, to be given when it is there."""
+        return Claim(self, self._releases)
+
     def release_fetched(self) -> None:
-        """Let go of everything that was held for this client to read."""
+        """Let go of everything that was held for this client to read, and of what it has asked for."""
+        self._releases += 1
         self.looks_at.clear()
         while self.fetched:
             self.fetched.pop()()
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Something that a client has asked for. It stands until the client is gone, or lets go of all that it asked for.
+
+    One that is interrupted (Ctrl-C) lets go while it is being looked for: whoever comes with it then is not waited for,
+    and what it holds would stay until the client happens to let go again.
+    """
+
+    client: Client
+    releases: int
+
+    def stands(self) -> bool:
+        return not self.client.broken and self.client._releases == self.releases
+
+    def settle(self, answer: m.Message, fd: int, done: Callable[[], None]) -> None:
+        """Give it to the client, which has it until it lets go; then `done` is called, at once if it has."""
+        if not self.stands():
+            done()
+            return
+        self.client.fetched.append(done)
+        self.client.send(answer, fd)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from zerostall.agent.berth import Berth
     from zerostall.agent.brought import OtherNodes
-    from zerostall.agent.client import Client
+    from zerostall.agent.client import Claim, Client
     from zerostall.agent.loop_call import Post
     from zerostall.agent.stowage import Stowage
     from zerostall.core.manifest import Manifest
@@ -119,7 +119,7 @@ class Fetches:
             mine = elsewhere if request.tier in ("host", "replica") else None
             if mine is not None and (own := mine.lend(request, wanted)) is not None:
                 self._steps.append(request.step)
-                self._hand(client, request.step, own.answer, own.fd, own.release)
+                self._hand(client.claim(), request.step, own.answer, own.fd, own.release)
                 return
             run = self._run(request.tier, request.step)
             run = run.place_of(wanted) if isinstance(run, Scattered) else run
@@ -306,7 +306,7 @@ class Fetches:
         client.send(answer, tier.segment.fileno())
 
     def _from(self, run: Readable, client: Client, rank: int, request: m.Fetch) -> None:
-        self._steps.append(request.step)
+        claim = self._claim(client, request)
 
         def read() -> None:
             try:
@@ -316,12 +316,12 @@ class Fetches:
                 refused = m.Refused.of(request.id, ours(error, run.where))
                 self._post(lambda: self._give_up(client, request.step, refused))
             else:
-                self._post(lambda: self._give(client, request.step, answer, segment))
+                self._post(lambda: self._give(claim, request.step, answer, segment))
 
         self._reader.submit(read)
 
     def _file(self, client: Client, rank: int, request: m.Fetch) -> None:
-        self._steps.append(request.step)
+        claim = self._claim(client, request)
 
         def look() -> None:
             try:
@@ -340,12 +340,12 @@ class Fetches:
                 layout=layouts.encode(stored.layout),
                 record=manifests.encode_record(stored.record),
             )
-            self._post(lambda: self._hand(client, request.step, answer, image.fileno(), held.close))
+            self._post(lambda: self._hand(claim, request.step, answer, image.fileno(), held.close))
 
         self._reader.submit(look)
 
     def _from_elsewhere(self, client: Client, rank: int, request: m.Fetch, elsewhere: OtherNodes) -> None:
-        self._steps.append(request.step)
+        claim = self._claim(client, request)
 
         def bring() -> None:
             try:
@@ -355,7 +355,7 @@ class Fetches:
                 self._post(lambda: self._give_up(client, request.step, refused))
             else:
                 release = (lambda: self._reader.submit(brought.release)) if brought.slow else brought.release
-                self._post(lambda: self._hand(client, request.step, brought.answer, brought.fd, release))
+                self._post(lambda: self._hand(claim, request.step, brought.answer, brought.fd, release))
 
         self._reader.submit(bring)
 
@@ -369,20 +369,21 @@ class Fetches:
             raise
         return whole(request, segment, stored.layout, stored.record), segment
 
-    def _give(self, client: Client, step: int, answer: m.Fetched, segment: native.Segment) -> None:
-        # Giving gigabytes back takes a while.
-        self._hand(client, step, answer, segment.fileno(), lambda: self._reader.submit(segment.close))
+    def _claim(self, client: Client, request: m.Fetch) -> Claim:
+        """The step stays until `_hand` or `_give_up`."""
+        self._steps.append(request.step)
+        return client.claim()
 
-    def _hand(self, client: Client, step: int, answer: m.Message, fd: int, release: Callable[[], None]) -> None:
+    def _give(self, claim: Claim, step: int, answer: m.Fetched, segment: native.Segment) -> None:
+        # Giving gigabytes back takes a while.
+        self._hand(claim, step, answer, segment.fileno(), lambda: self._reader.submit(segment.close))
+
+    def _hand(self, claim: Claim, step: int, answer: m.Message, fd: int, release: Callable[[], None]) -> None:
         def done() -> None:
             self._steps.remove(step)
             release()
 
-        if client.broken:
-            done()
-            return
-        client.fetched.append(done)
-        client.send(answer, fd)
+        claim.settle(answer, fd, done)
 
     def _give_up(self, client: Client, step: int, refused: m.Refused) -> None:
         self._steps.remove(step)

@@ -61,6 +61,7 @@ class NodeReads:
         shared, let_go = self._part((self._disk.name, request.step, rank))
         shared.wanted[client] = frozenset(request.chunks)
         held = contextlib.ExitStack()
+        claim = client.claim()
 
         def done() -> None:
             shared.wanted.pop(client, None)
@@ -76,7 +77,7 @@ class NodeReads:
             held.callback(image.close)
             held.enter_context(self._governor.restoring())
             answer = m.Opened(id=request.id, path=os.fsencode(image.path), layout=b"", record=b"")
-            self._post(lambda: _hand(client, answer, image.fileno(), done))
+            self._post(lambda: claim.settle(answer, image.fileno(), done))
 
         self._readers.submit(look)
 
@@ -98,6 +99,7 @@ class NodeReads:
         assert chunks is not None
         shared, let_go = self._part((run.name, step, rank))
         shared.lent.update(chunks)
+        claim = client.claim()
 
         def answer(segment: native.Segment) -> None:
             memory = m.Lent(0, segment.nbytes)
@@ -111,7 +113,7 @@ class NodeReads:
                 verified=True,
                 source=source(step, rank),
             )
-            _hand(client, fetched, segment.fileno(), let_go)
+            claim.settle(fetched, segment.fileno(), let_go)
 
         def read() -> None:
             try:
@@ -151,12 +153,3 @@ class NodeReads:
             client.send(refused)
 
         self._post(tell)
-
-
-def _hand(client: Client, answer: m.Message, fd: int, done: Callable[[], None]) -> None:
-    """Give it to the client, which has it until it lets go or is gone."""
-    if client.broken:
-        done()
-        return
-    client.fetched.append(done)
-    client.send(answer, fd)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from zerostall import native
-from zerostall.errors import FormatError
+from zerostall.errors import FormatError, SnapshotNotFoundError
 from zerostall.tiers.host import stride_of
 
 if TYPE_CHECKING:
@@ -55,8 +55,11 @@ class SharedChunks:
             stored = run.open(step, rank)
             if missing and not 0 <= missing[0] <= missing[-1] < len(stored.record.checksums):
                 raise FormatError(f"the image of rank {rank} at step {step} has no chunk {missing[-1]}")
+            nbytes = stride_of(stored.layout)
             if self.segment is None:
-                self.segment = native.Segment(f"zerostall-chunks-{rank}", stride_of(stored.layout), populate=False)
+                self.segment = native.Segment(f"zerostall-chunks-{rank}", nbytes, populate=False)
+            elif self.segment.nbytes != nbytes:  # what was fetched before is of a step of that number no more
+                raise SnapshotNotFoundError(f"step {step} of rank {rank} is another one by now")
             run.get(step, rank, self.segment.address, chunks=missing)
             self.present.update(missing)
         return self.segment

@@ -79,4 +79,7 @@ class StepImages:
     def _record(self, rank: int) -> Record:
         if self.run is None or rank in self.here:
             return self.here[rank].record
-        return self.run.open(self.step, rank).record
+        record = self.run.open(self.step, rank).record
+        if record.checksum != self.ranks[rank].checksum:  # read by the manifest of now, which is another one's
+            raise SnapshotNotFoundError(f"step {self.step} is another one by now")
+        return record

@@ -18,7 +18,7 @@ from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from zerostall.core.manifest import Record
     from zerostall.trainer.link import Link
@@ -38,18 +38,24 @@ class Arrivals:
         self._segment: native.Segment | None = None
         self._place_bytes = 0
         self._loadings: dict[int, Loading] = {}
+        self._left: dict[int, set[int]] = {}  # chunks that have not come, by rank
 
-    def image(self, answer: m.Coming, fd: int, record: Record) -> Coming:
-        """One that the agent has said is coming; takes the descriptor over.
+    def image(self, answer: m.Coming, fd: int, record: Record, chunks: Iterable[int] | None = None) -> Coming:
+        """One of which the agent has said that these chunks are coming, or all; takes the descriptor over.
 
         Raises:
             CorruptError: its chunks do not fit where they are to come to.
+            AgentError: another agent says so than of the images before.
         """
         if self._segment is None:
             self._segment = self._stack.enter_context(self._mappings.passing(fd, answer.memory.nbytes))
             self._place_bytes = answer.place_bytes
         else:
-            os.close(fd)  # of the same segment
+            same = os.path.samestat(os.fstat(fd), os.fstat(self._segment.fileno()))
+            os.close(fd)
+            if not same:
+                raise AgentError("the agent that brings images from the store is another one than at first")
+        self._left[record.rank] = set(range(len(record.checksums)) if chunks is None else chunks)
         if record.chunk_bytes > self._place_bytes or answer.memory.nbytes != self._segment.nbytes:
             raise CorruptError(f"the image of rank {record.rank} does not fit the memory it is to come in")
         path = Path(names.image_file(record.rank))
@@ -66,7 +72,7 @@ class Arrivals:
         Raises:
             CorruptError: one is not what its checksum says, or is not there.
             StorageError: the store cannot be read.
-            AgentError: the agent has died. Another may be asked for all of it again.
+            AgentError: the agent has died, or has not brought all. It, or another, may be asked for all of it again.
         """
         agent = self._link.welcome
         try:
@@ -76,6 +82,8 @@ class Arrivals:
                 # Then others have got the places that it was taken from.
                 raise AgentError("the connection to the agent broke while an image came from the store") from error
             raise
+        if lacking := {rank: len(left) for rank, left in self._left.items() if left}:
+            raise AgentError(f"the agent says that all has come; chunks that have not, by rank: {lacking}")
 
     def _take_all(self) -> None:
         assert self._segment is not None
@@ -91,6 +99,7 @@ class Arrivals:
         try:
             for loading, one in zip(loadings, some, strict=True):
                 loading.bring(one.chunk, address + one.place * self._place_bytes)
+                self._left[one.rank].discard(one.chunk)
         finally:
             for loading in loadings:
                 loading.settled(problems)

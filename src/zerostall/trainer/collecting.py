@@ -22,7 +22,7 @@ from zerostall import config, native
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core.kinds import Kind
-from zerostall.errors import CorruptError, FormatError
+from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError
 from zerostall.telemetry import log
 from zerostall.trainer.arrivals import Arrivals, Coming
 from zerostall.trainer.file_loads import File
@@ -142,9 +142,15 @@ class _Described:
 
 
 def _describe(source: Source, copy: Copy) -> _Described:
-    """What all ranks' images are; and the small values of some."""
+    """What all ranks' images are; and the small values of some.
+
+    Raises:
+        SnapshotNotFoundError: the step that is there by now is another one of that number than the ranks agreed on.
+    """
     answer, _ = source.link.ask(lambda id: m.Describe(id=id, step=copy.step, tier=copy.tier))
     assert isinstance(answer, m.Described)
+    if copy.created and answer.created != copy.created:
+        raise SnapshotNotFoundError(f"step {copy.step} in {copy.tier} is another one by now")
     ranks: dict[int, list[int]] = {number: [] for number in range(len(answer.layouts))}
     for rank, number in enumerate(answer.layout_of):
         ranks[number].append(rank)
@@ -190,7 +196,7 @@ def _fetch(
         lambda id: m.Fetch(id=id, step=copy.step, tier=copy.tier, rank=record.rank, chunks=chunks, as_file=True)
     )
     if isinstance(answer, m.Coming):
-        return arrivals.image(answer, fds[0], record)
+        return arrivals.image(answer, fds[0], record, chunks)
     if isinstance(answer, m.Opened):
         stack.callback(os.close, fds[0])
         path = Path(os.fsdecode(answer.path))

@@ -171,6 +171,8 @@ def _bring(
                 continue
             try:
                 with _lent(source, copy) as (layout, image):
+                    if past.created and image.record.created != past.created:
+                        raise SnapshotNotFoundError(f"{copy.label} is another one of that number by now")
                     return _put_back(source.devices, state, request, layout, image, copy)
             except AgentError:
                 copies[:] = _find(source.link, source.where)
@@ -205,7 +207,8 @@ def _collect(
             tiers = [copy.tier for copy in order if copy.created == past.created] or ["disk"]
         tier = tiers[min(turn, len(tiers) - 1)]
         try:
-            return collecting.collect(source, state, request, Copy(past.step, tier), f"step {past.step}"), []
+            copy = Copy(past.step, tier, created=past.created)
+            return collecting.collect(source, state, request, copy, f"step {past.step}"), []
         except (MismatchError, VersionError, WaitTimeoutError):
             raise
         except AgentError as error:

@@ -1,0 +1,114 @@
+"""What a trainer takes of chunks that an agent brings from a store: all of them, from that very agent, or an error."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+
+from images import CHUNK, HandMade, make_layout
+from zerostall import native
+from zerostall.errors import AgentError, CorruptError
+from zerostall.trainer.arrivals import Arrivals, Coming
+from zerostall.trainer.mappings import Mappings
+from zerostall.trainer.pouring import Mapped
+from zerostall.wire import messages as m
+
+LAYOUT = make_layout(CHUNK + 1000)  # two chunks
+IMAGES = [HandMade(LAYOUT, 7, rank=rank, seed=rank, world=2) for rank in range(2)]
+
+
+class Agent:
+    """Answers what a test says, in that order; what is asked for in between happens before the answer."""
+
+    def __init__(self, *answers: tuple[m.Arrival, ...] | Exception) -> None:
+        self.welcome = object()
+        self.answers = list(answers)
+        self.memory = native.Segment("agent", 2 * CHUNK, populate=False)
+        self.taken: list[tuple[int, ...]] = []
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def up(self) -> bool:
+        return True
+
+    def ask(self, make: Callable[[int], Any]) -> tuple[m.Message, list[int]]:
+        request = make(1)
+        assert isinstance(request, m.Take)
+        self.taken.append(request.taken)
+        answer = self.answers.pop(0)
+        self.meanwhile()
+        if isinstance(answer, Exception):
+            raise answer
+        return m.Arrived(id=1, chunks=answer), []
+
+    def bring(self, rank: int, chunk: int, place: int) -> m.Arrival:
+        image = IMAGES[rank]
+        start, nbytes = image.record.extent(chunk)
+        self.memory.view(place * CHUNK, nbytes)[:] = image.bytes[start : start + nbytes]
+        return m.Arrival(rank, chunk, place)
+
+
+class Trainer:
+    """Has asked for images, and the agent has said that they are coming."""
+
+    def __init__(self, stack: contextlib.ExitStack, agent: Agent) -> None:
+        self.arrivals = Arrivals(cast("Any", agent), Mappings(1), stack)
+        self.pool = native.Pool("test", 1)
+        stack.callback(self.pool.close)
+
+    def told(self, memory: native.Segment, rank: int, *chunks: int) -> Coming:
+        answer = m.Coming(id=1, memory=m.Lent(0, memory.nbytes), place_bytes=CHUNK, layout=b"", record=b"")
+        return self.arrivals.image(answer, os.dup(memory.fileno()), IMAGES[rank].record, chunks or None)
+
+    def read(self, coming: Coming) -> bytes:
+        mapped = coming.mapped(self.pool)
+        assert isinstance(mapped, Mapped)
+        return bytes(mapped.segment.view(0, LAYOUT.nbytes))
+
+
+@pytest.fixture
+def stack() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+def test_chunks_come_in_any_order_and_one_may_come_twice(stack: contextlib.ExitStack) -> None:
+    agent = Agent()
+    agent.answers = [(agent.bring(0, 1, 1),), (agent.bring(0, 0, 0), m.Arrival(0, 1, 1)), ()]
+    trainer = Trainer(stack, agent)
+    assert trainer.read(trainer.told(agent.memory, 0)) == IMAGES[0].bytes
+    assert agent.taken == [(), (1,), (0, 1)]
+
+
+def test_an_agent_that_says_too_early_that_all_has_come_is_asked_again(stack: contextlib.ExitStack) -> None:
+    """It may be another one that knows of one image only, or this one after the connection broke."""
+    agent = Agent()
+    agent.answers = [(agent.bring(0, 0, 0),), ()]
+    trainer = Trainer(stack, agent)
+    with pytest.raises(AgentError, match=r"chunks that have not, by rank: \{0: 1\}"):
+        trainer.read(trainer.told(agent.memory, 0))
+
+
+def test_images_of_two_agents_are_not_taken_for_one_agents(stack: contextlib.ExitStack) -> None:
+    """Where one chunk is of zeros, as the memory of the dead one is, its checksum would not tell."""
+    agent, other = Agent(), Agent()
+    trainer = Trainer(stack, agent)
+    trainer.told(agent.memory, 0, 0)
+    trainer.told(agent.memory, 1, 1)
+    with pytest.raises(AgentError, match="another one than at first"):
+        trainer.told(other.memory, 1, 0)
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_what_does_not_fit_its_checksum_is_damaged_unless_the_agent_is_another(
+    stack: contextlib.ExitStack, anew: bool
+) -> None:
+    agent = Agent((m.Arrival(0, 0, 0),))
+    if anew:
+        agent.meanwhile = lambda: setattr(agent, "welcome", object())
+    trainer = Trainer(stack, agent)
+    with pytest.raises(AgentError if anew else CorruptError):
+        trainer.read(trainer.told(agent.memory, 0))
