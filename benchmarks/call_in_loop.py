@@ -80,24 +80,34 @@ class OnProcessor:
     end = train
 
 
-def measure(job: OnDevice | OnProcessor, folder: Path, saves: int) -> tuple[list[float], list[float], list[float]]:
-    """Seconds of calls, of updates until they went on, and of those with no snapshot to guard."""
-    calls: list[float] = []
-    guarded: list[float] = []
-    bare: list[float] = []
-    with zerostall.Checkpointer(folder, model=job.model, optimizer=job.optimizer, keep=2, when_busy="wait") as ckpt:
-        update = Update(job.optimizer)
-        for step in range(saves + _LEFT_OUT):
+class Measuring:
+    """One checkpointer throughout: to make one, and its first save, take longer than all that is measured."""
+
+    def __init__(self, job: OnDevice | OnProcessor, ckpt: zerostall.Checkpointer) -> None:
+        self._job = job
+        self._ckpt = ckpt  # which has saved step 0
+        self._update = Update(job.optimizer)
+        self._step = 0
+
+    def times(self, saves: int, deadline: float) -> tuple[list[float], list[float], list[float]]:
+        """Seconds of calls, of updates until they went on, and of those with no snapshot to guard."""
+        calls: list[float] = []
+        guarded: list[float] = []
+        bare: list[float] = []
+        for number in range(-_LEFT_OUT, saves):
+            if number > 0 and time.monotonic() > deadline:
+                break
+            self._step += 1
             start = time.perf_counter()
-            saving = ckpt.save(step)
+            saving = self._ckpt.save(self._step)
             calls.append(time.perf_counter() - start)
             while "host" not in saving.tiers:  # not by waiting, after which there is nothing to guard
                 time.sleep(1e-3)
             for found in (guarded, bare):
-                job.train()
-                found.append(update.step())
-                job.end()
-    return calls[_LEFT_OUT:], guarded[_LEFT_OUT:], bare[_LEFT_OUT:]
+                self._job.train()
+                found.append(self._update.step())
+                self._job.end()
+        return calls[_LEFT_OUT:], guarded[_LEFT_OUT:], bare[_LEFT_OUT:]
 
 
 def main() -> None:
@@ -106,9 +116,12 @@ def main() -> None:
     options.add_argument("--model", default="gpt-0.7b", choices=sorted(SIZES), help="on a device")
     options.add_argument("--step", type=float, default=0.3, help="seconds of a step, on a device")
     options.add_argument("--tensors", type=int, default=1_000, help="on the processor")
-    options.add_argument("--saves", type=int, default=30, help="for each row of the table")
+    options.add_argument("--saves", type=int, default=30, help="for each row of the table, at most")
+    options.add_argument("--seconds", type=float, default=60.0, help="to be through by then, making the job included")
+    options.add_argument("--results", help="folder of the report (default: benchmarks/results)")
     options.add_argument("--folder", help="where to write (default: the temporary folder)")
     arguments = options.parse_args()
+    began = time.monotonic()
     cuda = arguments.device == "cuda"
     job = OnDevice(arguments.model, arguments.step) if cuda else OnProcessor(arguments.tensors)
     page = Report(
@@ -123,11 +136,31 @@ def main() -> None:
         page.samples[f"{name} s"] = times
         figures: list[Callable[[list[float]], float]] = [min, median, lambda all: percentile(all, 0.9), max]
         page.rows.append((name, *(seconds(figure(times)) for figure in figures)))
+        print(" | ".join(page.rows[-1]), flush=True)
 
-    for number in range(-1, len(stages.PARTS) + 1):
-        with scratch(arguments.folder) as folder:
+    rows = range(-1, len(stages.PARTS) + 1)
+    with (
+        scratch(arguments.folder) as folder,
+        zerostall.Checkpointer(
+            folder / "saved",
+            model=job.model,
+            optimizer=job.optimizer,
+            keep=1,
+            slots=2,
+            disk_interval=3600.0,
+            when_busy="wait",
+        ) as ckpt,
+    ):
+        measuring = Measuring(job, ckpt)
+        start = time.monotonic()
+        ckpt.save(0).wait("disk")  # no other goes there
+        print(f"memory had, and a first save, in {time.monotonic() - start:.1f} s", flush=True)
+        for number in rows:
+            # Half of the time for the call as a whole.
+            left = arguments.seconds - (time.monotonic() - began)
+            deadline = time.monotonic() + left / (2 if number < 0 else len(rows) - number - 1)
             if number < 0:
-                calls, guarded, bare = measure(job, folder / "saved", arguments.saves)
+                calls, guarded, bare = measuring.times(arguments.saves, deadline)
                 row("save(step)", calls)
                 row("update let go on, with a guard", guarded)
                 row("update let go on, without", bare)
@@ -135,17 +168,16 @@ def main() -> None:
                 page.goals["stall (call and guard) < 0.2 ms"] = seconds(stall)
                 continue
             with stages.clocks(number) as samples:
-                measure(job, folder / "saved", arguments.saves)
-        for name, times in samples.items():
-            if len(times) > _LEFT_OUT + 2:
-                row(name, times[_LEFT_OUT:])
+                measuring.times(arguments.saves, deadline)
+            for name, times in samples.items():
+                if len(times) > _LEFT_OUT:
+                    row(name, times[_LEFT_OUT:])
     page.notes = [
-        "each block of rows is measured in a run of its own; a clock within a part adds a microsecond to it",
-        "the last two rows are done before the image is taken, in a run in which it is then done once more",
+        "each block of rows is measured on its own; a clock within a part adds a microsecond to it",
+        "the last two rows are done before the image is taken, in steps in which it is then done once more",
         "the capture is done when the update comes, so that the guard has only to look for tears",
     ]
-    path = page.write()
-    print(path.with_suffix(".md").read_text())
+    print(page.write(Path(arguments.results)) if arguments.results else page.write())
 
 
 if __name__ == "__main__":

@@ -47,7 +47,8 @@ _REST, _TENSORS = "call: at rest?", "call: tensors read"
 def clocks(row: int) -> Iterator[dict[str, list[float]]]:
     """Times of each part of every call and guard within, in seconds.
 
-    With the row behind the last, what `begin_at_rest` does first is done before it once more, each part for itself.
+    With the row behind the last, what `begin_at_rest` does first is done before it once more, each part for itself;
+    the snapshot before must have been captured by then.
     """
     samples: dict[str, list[float]] = {}
 
@@ -69,15 +70,14 @@ def clocks(row: int) -> Iterator[dict[str, list[float]]]:
             setattr(owner, attribute, timed(name, getattr(owner, attribute)))
             undo.callback(setattr, owner, attribute, before)
         if row == len(PARTS):
-            capture = Captures._capture
-            undo.callback(setattr, Captures, "_capture", capture)
+            take = Captures.take_at_rest
+            undo.callback(setattr, Captures, "take_at_rest", take)
 
-            def in_parts(self: Captures, *values: Any) -> Any:
-                rest = values[-1]
-                if rest is not None:
+            def in_parts(self: Captures) -> Any:
+                if (rest := self._rest) is not None:
                     timed(_REST, rest.still.same)()
                     timed(_TENSORS, self._sources.refresh)()  # type: ignore[union-attr]
-                return capture(self, *values)
+                return take(self)
 
-            Captures._capture = in_parts  # type: ignore[method-assign]
+            Captures.take_at_rest = in_parts  # type: ignore[method-assign]
         yield samples
