@@ -41,3 +41,13 @@ def test_each_chunk_comes_once_and_damage_takes_all_to_the_step_before(
     s3_server.put(bucket, key, bytes(data))
     for said in start(2, "from_store", url, environment=s3_server.environment()).wait():
         assert "restored 1 from remote" in said and "step 2 in remote is skipped" in said
+
+
+def test_columns_come_out_of_chunks_of_rows(start: Start, s3_server: Server, agent_environment: dict[str, str]) -> None:
+    """No image is in memory whole for them, and each chunk of rows comes once for all who want columns of it."""
+    url = f"s3://{s3_server.new_bucket()}/run"
+    with Proxy(s3_server) as proxy:
+        for said in start(2, "columns_from_store", url, environment=s3_server.environment(proxy.url)).wait():
+            assert "restored 1 from remote" in said
+        read = chunks_read(proxy)
+    assert set(read.values()) == {1} and len(read) == 4

@@ -43,6 +43,10 @@ def _end_agent() -> None:
     dist.barrier()
 
 
+def _whole() -> torch.Tensor:
+    return torch.arange(float(ROWS * dist.get_world_size())).reshape(-1, 16)
+
+
 def _state(value: float | None) -> dict[str, object]:
     """What is dealt out and what all have, with numbers from `value` on; None: empty."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -51,9 +55,8 @@ def _state(value: float | None) -> dict[str, object]:
         local = torch.zeros_like(tensor) if value is None else tensor + value
         return distribute_tensor(local, mesh, [placement], src_data_rank=None)
 
-    whole = torch.arange(float(ROWS * dist.get_world_size())).reshape(-1, 16)
     return {
-        "mine": made(whole, Shard(0)),
+        "mine": made(_whole(), Shard(0)),
         "ours": made(torch.arange(float(ROWS)).flip(0), Replicate()),
         "rank": dist.get_rank(),
     }
@@ -79,6 +82,22 @@ def from_store(url: str, *values: str) -> None:
     with zerostall.Checkpointer(url, rng=False, s=found) as ckpt:
         step, tier = ckpt.restore(), ckpt.stats.restored_from
     _assert_same(found, float(step))
+    print(f"restored {step} from {tier}", flush=True)
+
+
+def columns_from_store(url: str) -> None:
+    """Save what is dealt out by rows; restore by columns, of which no rank's image has one in a run of bytes."""
+    with zerostall.Checkpointer(url, rng=False, s=_state(1.0)) as ckpt:
+        ckpt.save(1).wait("remote", timeout=120)
+    _end_agent()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    found = {**_state(None), "mine": distribute_tensor(torch.zeros(_whole().shape), mesh, [Shard(1)])}
+    found["rank"] = dist.get_rank()
+    with zerostall.Checkpointer(url, rng=False, s=found) as ckpt:
+        step, tier = ckpt.restore(), ckpt.stats.restored_from
+    columns = (_whole() + 1.0).chunk(dist.get_world_size(), dim=1)
+    assert torch.equal(found["mine"].to_local(), columns[dist.get_rank()])
+    assert torch.equal(found["ours"].to_local(), _state(1.0)["ours"].to_local())
     print(f"restored {step} from {tier}", flush=True)
 
 

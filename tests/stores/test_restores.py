@@ -6,18 +6,25 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 
 import zerostall
 from conftest import stop_agent
 from hand import close_all, kill_agent
-from images import CHUNK
+from images import CHUNK, manifest_of
 from stores.proxy import Proxy, Request
 from stores.server import Server
+from zerostall import native
 from zerostall.errors import CorruptError
+from zerostall.tiers.contract import Image
+from zerostall.tiers.remote import RemoteTier
+from zerostall.tiers.store import Store
 
 CHUNKS = 3
 ROWS, COLUMNS = 2000, 4200  # 33.6 MB: two chunks and a bit
@@ -78,9 +85,9 @@ class Restored:
             self.step = ckpt.restore()
             self.tier = ckpt.stats.restored_from
 
-    def right(self, step: int) -> bool:
-        same = torch.equal(self.state["w"], weight(step)) and bool((self.state["b"] == step).all())
-        return same and (self.step, self.tier) == (step, "remote")
+    def right(self, value: int, step: int = 0) -> bool:
+        same = torch.equal(self.state["w"], weight(value)) and bool((self.state["b"] == value).all())
+        return same and (self.step, self.tier) == (step or value, "remote")
 
 
 def test_chunks_are_in_their_tensors_while_the_first_is_on_its_way(bucket_with_steps: str, proxy: Proxy) -> None:
@@ -159,18 +166,55 @@ def test_an_agent_that_dies_in_the_middle_is_replaced(bucket_with_steps: str, pr
     assert rule.seen >= 2  # by the other agent, too
 
 
-def test_what_is_looked_into_here_and_there_comes_through_the_same_places(
-    s3_server: Server, own_agent: Path, monkeypatch: pytest.MonkeyPatch
+def test_aliases_that_are_apart_are_filled_from_the_chunks_that_they_lie_in(
+    s3_server: Server, proxy: Proxy, own_agent: Path
 ) -> None:
-    """One tensor that is two in the target: it is read from all over the image."""
-    for name, value in s3_server.environment().items():
-        monkeypatch.setenv(name, value)
+    """Read from all over the image, of which no more is in memory at once than the places hold."""
     url = f"s3://{s3_server.new_bucket()}/run"
-    one = torch.arange(4_300_000.0)
-    with zerostall.Checkpointer(url, rng=False, s={"a": one, "b": one[1000:2000]}) as ckpt:
+    one = torch.arange(4.0 * 3_000_000).view(3_000_000, 4)  # 48 MB: three chunks
+    saved = {"a": one, "column": one[:, 1], "turned": one.T[2:], "same": one[10:20]}
+    with zerostall.Checkpointer(url, rng=False, s=saved) as ckpt:
         ckpt.save(1).wait("remote", timeout=60)
     stop_agent(own_agent)
-    apart = {"a": torch.zeros_like(one), "b": torch.zeros(1000)}
+    apart = {name: torch.zeros(tensor.shape) for name, tensor in saved.items()}
+    apart["same"] = apart["column"][:40].view(10, 4)  # memory of two: what was stored as a view is told to differ
     with zerostall.Checkpointer(url, rng=False, s=apart) as ckpt:
         assert ckpt.restore() == 1 and ckpt.stats.restored_from == "remote"
-    assert torch.equal(apart["a"], one) and torch.equal(apart["b"], one[1000:2000])
+    assert proxy.count(of_step(1)) == CHUNKS
+    for name in ("a", "turned"):
+        assert torch.equal(apart[name], saved[name])
+    assert torch.equal(apart["column"][40:], saved["column"][40:])
+    assert torch.equal(apart["same"], saved["same"])
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_chunks_of_another_writer_may_be_larger(
+    s3_server: Server, bucket_with_steps: str, proxy: Proxy, wrong: bool
+) -> None:
+    """As large as the format lets them be; they are read by requests of the usual size."""
+    with ThreadPoolExecutor(4) as hands:
+        tier = RemoteTier(Store(f"s3://{bucket_with_steps}/run", s3_server.environment()), hands)
+        here = tier.open(2, 0)
+        data = bytearray(here.record.nbytes)
+        image = tier.bytes_of(2, 0, here)
+        image.read_into(memoryview(data), 0)
+        image.close()
+        size = CHUNK + (8 << 20)
+        sums = [native.crc32c(data[at : at + size]) for at in range(0, len(data), size)]
+        other = msgspec.structs.replace(here.record, step=3, created=here.record.created + 1)
+        other = msgspec.structs.replace(other, chunk_bytes=size, checksums=sums)
+        held = np.frombuffer(data, dtype=np.uint8)
+        tier.put(Image(here.layout, other, held.ctypes.data))
+        tier.commit(manifest_of(other))
+        if wrong:
+            proxy.rule("flip", lambda r: of_step(3)(r) and chunk_of(r) == 1, times=100)
+        try:
+            assert Restored(bucket_with_steps).right(2, step=2 if wrong else 3)
+        finally:
+            tier.evict(3)
+            tier.close()
+    asked = [
+        request for request in proxy.requests if "step-000000000003" in request.target and "range" in request.headers
+    ]
+    lengths = [int(b) - int(a) + 1 for a, b in (re.findall(r"\d+", one.headers["range"]) for one in asked)]
+    assert max(lengths) == CHUNK and (wrong or sum(lengths) == len(data))

@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from images import CHUNK, HandMade, make_layout
+from images import HandMade, make_layout
 from zerostall import native
 from zerostall.agent import arrivals
 from zerostall.agent.arrivals import Arrivals
@@ -129,7 +129,7 @@ class Trainer(Client):
         assert self.segment is not None
         for one in self.unread:
             nbytes = self.node.store.records[one.rank].extent(one.chunk)[1]
-            self.chunks[one.rank, one.chunk] = bytes(self.segment.view(one.place * CHUNK, nbytes))
+            self.chunks[one.rank, one.chunk] = bytes(self.segment.view(one.place * arrivals.CHUNK, nbytes))
         taken = tuple(one.place for one in self.unread)
         self.unread = ()
         self.said.clear()
@@ -292,16 +292,85 @@ def test_a_store_that_is_being_let_go_of(few: int) -> None:
     assert node.arrivals._memory is None
 
 
-def test_what_cannot_come(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_come(few: int) -> None:
     node = Node()
     one = Trainer(node)
     missing = one.fetch(0, step=8)
     assert isinstance(missing, m.Refused) and isinstance(missing.error(), SnapshotNotFoundError)
     beyond = one.fetch(0, [CHUNKS])
     assert isinstance(beyond, m.Refused) and isinstance(beyond.error(), FormatError)
-    monkeypatch.setattr(arrivals, "CHUNK", SMALL - 1)
+    assert node.steps == []
+
+
+# Chunks of more than a place, as another writer may make them: a place is a quarter of a chunk, one has the rest.
+_LARGE = 4
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "CHUNK", SMALL // _LARGE)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_larger_chunks_take_places_that_follow_each_other(
+    large: None, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(arrivals, "PLACES", 2 * _LARGE + 1)
+    node = Node(world=2)
+    one, two = Trainer(node), Trainer(node)
     one.fetch(0)
-    assert node.otherwise == [0]
+    two.fetch(1)
+    two.fetch(0, [4, 1])
+    run_to_the_end(node, [one, two], random.Random(seed))
+    assert sorted(node.store.asked) == [(rank, chunk) for rank in (0, 1) for chunk in range(CHUNKS)]
+    assert one.right((0, range(CHUNKS))) and two.right((1, range(CHUNKS)), (0, [4, 1]))
+    for trainer in (one, two):
+        trainer.leave()
+    assert node.arrivals._memory is None
+
+
+def test_none_is_passed_over_for_a_smaller_one(large: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where small ones always found a place, a large one might wait for ever."""
+    monkeypatch.setattr(arrivals, "PLACES", _LARGE + 1)
+    node = Node()
+    one = Trainer(node)
+    one.fetch(0, [0, 1, CHUNKS - 1])
+    one.take()
+    assert [chunk for _, chunk, *_ in node.store.flying] == [0]
+    node.give()
+    one.hear()
+    one.take()
+    assert [chunk for _, chunk, *_ in node.store.flying] == [1, CHUNKS - 1]
+    one.leave()
+    node.give()
+    node.give()
+    assert node.arrivals._memory is None
+
+
+def test_memory_is_at_least_a_chunk(large: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "PLACES", 1)
+    node = Node()
+    one = Trainer(node)
+    said = one.fetch(0)
+    assert isinstance(said, m.Coming) and said.memory.nbytes == SMALL
+    run_to_the_end(node, [one], random.Random(1))
+    assert one.right((0, range(CHUNKS)))
+
+
+def test_what_does_not_fit_what_others_use_comes_otherwise(large: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "PLACES", 1)
+    node = Node(world=2)
+    data = node.store.bytes[0]
+    sums = [native.crc32c(data[at : at + 2 * SMALL]) for at in range(0, len(data), 2 * SMALL)]
+    node.store.records[0] = msgspec.structs.replace(node.store.records[0], chunk_bytes=2 * SMALL, checksums=sums)
+    one, two = Trainer(node), Trainer(node)
+    one.fetch(1)
+    two.fetch(0)
+    assert node.otherwise.pop() == 0 and two.said == []
+    assert node.steps == [STEP]
+    one.leave()
+    assert isinstance(two.fetch(0), m.Coming)  # the next time there is memory for it
+    two.leave()
     assert node.steps == []
 
 

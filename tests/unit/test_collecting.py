@@ -159,3 +159,27 @@ def test_a_rank_that_fails_lets_go_before_it_waits_for_the_others() -> None:
     with together(), collecting._released_where_it_fails(source):
         pass
     assert told == ["waits"]  # what is read for one is read for all: it stays until all are through
+
+
+@pytest.mark.parametrize(("tier", "coming"), [("remote", True), ("disk", False)])
+def test_what_lies_here_and_there_comes_from_a_store_chunk_by_chunk(
+    monkeypatch: pytest.MonkeyPatch, tier: str, coming: bool
+) -> None:
+    """From elsewhere those chunks are in memory all at once."""
+    asked: list[m.Fetch] = []
+    monkeypatch.setattr(collecting, "_mapped", lambda *_: "mapped")
+
+    def ask(make: Any) -> tuple[m.Message, list[int]]:
+        asked.append(make(1))
+        memory = m.Lent(0, 4096)
+        if asked[-1].as_file:
+            return m.Coming(id=1, memory=memory, place_bytes=4096, layout=b"", record=b""), [9]
+        fetched = m.Fetched(id=1, memory=memory, offset=0, passing=True, layout=b"", record=b"", verified=True)
+        return fetched, [9]
+
+    share = cast("Any", SimpleNamespace(chunks=lambda _: [2, 3], loose_chunks=lambda _: [3]))
+    source, arrivals = SimpleNamespace(link=SimpleNamespace(ask=ask)), SimpleNamespace(image=lambda *_: "coming")
+    record = SimpleNamespace(rank=1, chunk_bytes=CHUNK)
+    found = collecting._fetch(*cast("Any", (source, None, arrivals, Copy(7, tier), record, share)))
+    assert found == ("coming" if coming else "mapped")
+    assert [(one.chunks, one.as_file) for one in asked] == [((2, 3), coming)]

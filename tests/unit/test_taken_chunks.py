@@ -8,13 +8,17 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
+import torch
 
 from images import CHUNK, HandMade, make_layout
 from zerostall import native
+from zerostall.core.shards import View
 from zerostall.errors import AgentError, CorruptError
 from zerostall.trainer.arrivals import Arrivals, Coming
+from zerostall.trainer.devices import Devices
 from zerostall.trainer.mappings import Mappings
-from zerostall.trainer.pouring import Mapped
+from zerostall.trainer.pouring import Loading
+from zerostall.trainer.state.spread import Loose
 from zerostall.wire import messages as m
 
 LAYOUT = make_layout(CHUNK + 1000)  # two chunks
@@ -64,9 +68,16 @@ class Trainer:
         return self.arrivals.image(answer, os.dup(memory.fileno()), IMAGES[rank].record, chunks or None)
 
     def read(self, coming: Coming) -> bytes:
-        mapped = coming.mapped(self.pool)
-        assert isinstance(mapped, Mapped)
-        return bytes(mapped.segment.view(0, LAYOUT.nbytes))
+        """A part of it as a run of bytes, the rest as what lies here and there."""
+        found = torch.empty(LAYOUT.nbytes, dtype=torch.uint8)
+        run = CHUNK - 1000
+        plan = native.Plan(nbytes=LAYOUT.nbytes, header=b"", chunk_bytes=CHUNK, offsets=[0], sizes=[run])
+        loading = Loading(self.pool, Devices(), plan, [found[:run]], [0], coming.file)
+        loose = Loose(CHUNK)
+        loose.add(run, View("", "", "uint8", (LAYOUT.nbytes - run,), (1,), 0), found[run:], alone=True)
+        coming.fill(self.pool, loading, loose)
+        loading.end()
+        return found.numpy().tobytes()
 
 
 @pytest.fixture

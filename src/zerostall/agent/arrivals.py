@@ -32,16 +32,24 @@ if TYPE_CHECKING:
     from zerostall.tiers.remote_images import RemoteImage
 
 PLACES = 16
-"""Chunks in memory at once: twice what is read at once, so that some come while others are taken."""
+"""Chunks in memory at once: twice what is read at once, so that some come while others are taken. A chunk of more than
+16 MiB, as another writer may make them, takes several places that follow each other.
+"""
 
 _Key = tuple[int, int, int]  # step, rank, chunk
 
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """Where a chunk is, or is to be; and who wants it and has not taken it."""
+    """Where a chunk is, or is to be; and who wants it and has not taken it.
+
+    Attributes:
+        number: the first of its places.
+        count: how many it takes.
+    """
 
     number: int
+    count: int
     clients: set[Client]
 
 
@@ -80,7 +88,7 @@ class Arrivals:
         self._users = 0
         self._images: dict[tuple[int, int], RemoteImage] = {}
         self._memory: native.Segment | None = None
-        self._free: list[int] = []
+        self._free: set[int] = set()
         self._takers: dict[Client, _Taker] = {}
         self._wanted: dict[_Key, set[Client]] = {}  # and not begun
         self._flying: dict[_Key, _Place] = {}
@@ -89,7 +97,10 @@ class Arrivals:
     def open(
         self, client: Client, rank: int, remote: RemoteTier, request: m.Fetch, otherwise: Callable[[], None]
     ) -> None:
-        """Have chunks of an image come to the client; where they are too large, `otherwise` is called, on the loop."""
+        """Have chunks of an image come to the client.
+
+        Where they are larger than all memory that others are using for theirs, `otherwise` is called, on the loop.
+        """
         self._users += 1
         self._steps.append(request.step)
         held = contextlib.ExitStack()
@@ -116,7 +127,7 @@ class Arrivals:
             if not claim.stands():
                 let_go()
                 return
-            if image.stored.record.chunk_bytes > CHUNK:
+            if self._memory is not None and _places(image) > self._memory.nbytes // CHUNK:
                 let_go()
                 otherwise()
                 return
@@ -169,8 +180,9 @@ class Arrivals:
         if not all(chunk in every for chunk in request.chunks or ()):
             raise FormatError(f"the image of rank {rank} at step {request.step} has no chunk so numbered")
         if self._memory is None:
-            self._memory = native.Segment("zerostall-arrivals", PLACES * CHUNK, populate=False)
-            self._free = list(range(PLACES))
+            places = max(PLACES, _places(image))
+            self._memory = native.Segment("zerostall-arrivals", places * CHUNK, populate=False)
+            self._free = set(range(places))
         known = request.chunks is not None
         answer = m.Coming(
             id=request.id,
@@ -224,18 +236,26 @@ class Arrivals:
         place.clients.discard(client)
         if not place.clients:
             del self._there[key]
-            self._free.append(place.number)
+            self._free_again(place)
+
+    def _free_again(self, place: _Place) -> None:
+        self._free.update(range(place.number, place.number + place.count))
 
     # ------------------------------------------------------------------------------------------------- reading
 
     def _read_on(self) -> None:
-        """Begin to read as many chunks as there are places for."""
-        while self._memory is not None and self._free and self._wanted:
+        """Begin to read as many chunks as there are places for, in their order: none is passed over."""
+        while self._memory is not None and self._wanted:
             key = next(iter(self._wanted))
             image = self._images[key[:2]]
-            place = _Place(self._free.pop(), self._wanted.pop(key))
-            self._flying[key] = place
             _, nbytes = image.stored.record.extent(key[2])
+            count = _counted(nbytes)
+            number = _gap(self._free, count)
+            if number is None:
+                return
+            place = _Place(number, count, self._wanted.pop(key))
+            self._free.difference_update(range(number, number + count))
+            self._flying[key] = place
             try:
                 future = image.begin(key[2], self._memory.view(place.number * CHUNK, nbytes))
             except RuntimeError as error:
@@ -250,7 +270,7 @@ class Arrivals:
         if place.clients and error is None:
             self._there[key] = place
         else:
-            self._free.append(place.number)
+            self._free_again(place)
         for client in list(place.clients):
             taker = self._takers[client]
             taker.waiting.discard(key)
@@ -282,6 +302,22 @@ class Arrivals:
         if self._users == 0 and not self._flying and self._memory is not None:
             self._reader.submit(self._memory.close)
             self._memory = None
+
+
+def _counted(nbytes: int) -> int:
+    """How many places so many bytes take."""
+    return max(1, -(-nbytes // CHUNK))
+
+
+def _places(image: RemoteImage) -> int:
+    """How many its largest chunk takes."""
+    record = image.stored.record
+    return _counted(min(record.chunk_bytes, record.nbytes))
+
+
+def _gap(free: set[int], count: int) -> int | None:
+    """The first of `count` free places that follow each other."""
+    return next((one for one in sorted(free) if all(one + k in free for k in range(count))), None)
 
 
 def _problem(future: Future[None]) -> Exception | None:

@@ -15,6 +15,7 @@ from zerostall import native
 from zerostall.core import layout as layouts
 from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
+from zerostall.core.layout import CHUNK
 from zerostall.errors import CorruptError
 from zerostall.telemetry import say_once
 from zerostall.tiers import kept
@@ -146,8 +147,10 @@ class RemoteImages:
         start, _ = record.extent(index)
         try:
             for _ in range(2):  # what broke on the way is right the second time
-                self._gate(len(view))
-                self._store.read_range(name, start, view)
+                for at in range(0, len(view), CHUNK):  # another writer's chunk may be larger than a request should be
+                    some = view[at : at + CHUNK]
+                    self._gate(len(some))
+                    self._store.read_range(name, start + at, some)
                 if native.crc32c(view) == record.checksums[index]:
                     return True
         except FileNotFoundError:

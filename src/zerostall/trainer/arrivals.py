@@ -1,4 +1,7 @@
-"""Chunks of images that come from a store through the agent, into tensors as they come, in whatever order."""
+"""Chunks of images that come from a store through the agent, into tensors as they come, in whatever order.
+
+Runs of bytes go by `native.Load`, as from a file; what lies here and there is copied by torch (`state/spread`).
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,8 @@ from typing import TYPE_CHECKING
 from zerostall import native
 from zerostall.core import steps as names
 from zerostall.errors import AgentError, CorruptError
-from zerostall.trainer.devices import Devices
 from zerostall.trainer.file_loads import File
-from zerostall.trainer.pouring import Loading, Mapped, raise_first
+from zerostall.trainer.pouring import raise_first
 from zerostall.trainer.state import writes
 from zerostall.wire import messages as m
 
@@ -23,9 +25,38 @@ if TYPE_CHECKING:
     from zerostall.core.manifest import Record
     from zerostall.trainer.link import Link
     from zerostall.trainer.mappings import Mappings
+    from zerostall.trainer.pouring import Loading
+    from zerostall.trainer.state.spread import Loose
 
 _AT_ONCE = 2
 """Chunks that go to their tensors at the same time: each is cut into blocks, of which threads have one each."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """Where the chunks of one image go."""
+
+    record: Record
+    pool: native.Pool
+    loading: Loading
+    loose: Loose
+
+    def pour(self, chunk: int, segment: native.Segment, offset: int) -> None:
+        """Copy what lies here and there in a chunk that is at that offset; its bytes are checked first.
+
+        Raises:
+            CorruptError: they are not what the checksum says.
+        """
+        if chunk not in self.loose:
+            return
+        _, nbytes = self.record.extent(chunk)
+        sums = self.record.checksums[chunk : chunk + 1]
+        check = native.Verify(self.pool, segment.address + offset, nbytes, self.record.chunk_bytes, sums)
+        check.wait(None)
+        if check.bad:
+            name = names.image_file(self.record.rank)
+            raise CorruptError(f"{name}: chunk {chunk} of {len(self.record.checksums)} fails its checksum")
+        self.loose.pour(chunk, writes.as_bytes(segment.view(offset, nbytes)))
 
 
 class Arrivals:
@@ -37,7 +68,7 @@ class Arrivals:
         self._stack = stack
         self._segment: native.Segment | None = None
         self._place_bytes = 0
-        self._loadings: dict[int, Loading] = {}
+        self._expected: dict[int, _Expected] = {}
         self._left: dict[int, set[int]] = {}  # chunks that have not come, by rank
 
     def image(self, answer: m.Coming, fd: int, record: Record, chunks: Iterable[int] | None = None) -> Coming:
@@ -56,15 +87,16 @@ class Arrivals:
             if not same:
                 raise AgentError("the agent that brings images from the store is another one than at first")
         self._left[record.rank] = set(range(len(record.checksums)) if chunks is None else chunks)
-        if record.chunk_bytes > self._place_bytes or answer.memory.nbytes != self._segment.nbytes:
+        nbytes = self._segment.nbytes
+        if min(record.chunk_bytes, record.nbytes) > nbytes or answer.memory.nbytes != nbytes:
             raise CorruptError(f"the image of rank {record.rank} does not fit the memory it is to come in")
         path = Path(names.image_file(record.rank))
         file = File(self._segment.fileno(), path, record.nbytes, record.chunk_bytes, record.checksums)
         return Coming(record, file, self)
 
-    def expect(self, rank: int, loading: Loading) -> None:
-        """Have the chunks of that rank's image go there."""
-        self._loadings[rank] = loading
+    def expect(self, record: Record, pool: native.Pool, loading: Loading, loose: Loose) -> None:
+        """Have the chunks of that image go there."""
+        self._expected[record.rank] = _Expected(record, pool, loading, loose)
 
     def bring(self) -> None:
         """Take all chunks of all images that are expected, as they come.
@@ -90,20 +122,22 @@ class Arrivals:
         come = self._come(())
         while come:
             for first in range(0, len(come), _AT_ONCE):
-                self._bring_some(come[first : first + _AT_ONCE], self._segment.address)
+                self._bring_some(come[first : first + _AT_ONCE], self._segment)
             come = self._come(tuple(one.place for one in come))
 
-    def _bring_some(self, some: Sequence[m.Arrival], address: int) -> None:
-        loadings = [self._loadings[one.rank] for one in some]
+    def _bring_some(self, some: Sequence[m.Arrival], segment: native.Segment) -> None:
+        expected = [self._expected[one.rank] for one in some]
         problems: list[BaseException] = []
         try:
-            for loading, one in zip(loadings, some, strict=True):
-                loading.bring(one.chunk, address + one.place * self._place_bytes)
+            for where, one in zip(expected, some, strict=True):
+                where.loading.bring(one.chunk, segment.address + one.place * self._place_bytes)
                 self._left[one.rank].discard(one.chunk)
         finally:
-            for loading in loadings:
-                loading.settled(problems)
+            for where in expected:
+                where.loading.settled(problems)
         raise_first(problems)
+        for where, one in zip(expected, some, strict=True):
+            where.pour(one.chunk, segment, one.place * self._place_bytes)
 
     def _come(self, taken: tuple[int, ...]) -> tuple[m.Arrival, ...]:
         answer, _ = self._link.ask(lambda id: m.Take(id=id, taken=taken))
@@ -119,20 +153,7 @@ class Coming:
     file: File
     arrivals: Arrivals
 
-    def fill(self, loading: Loading) -> None:
+    def fill(self, pool: native.Pool, loading: Loading, loose: Loose) -> None:
         """Bring all of it there."""
-        self.arrivals.expect(self.record.rank, loading)
+        self.arrivals.expect(self.record, pool, loading, loose)
         self.arrivals.bring()
-
-    def mapped(self, pool: native.Pool) -> Mapped:
-        """All of it in memory, checked, for whoever reads here and there in it."""
-        record = self.record
-        segment = native.Segment("zerostall-restore", max(record.nbytes, 1), populate=False)
-        plan = native.Plan(
-            nbytes=record.nbytes, header=b"", chunk_bytes=record.chunk_bytes, offsets=[0], sizes=[record.nbytes]
-        )
-        whole = writes.as_bytes(segment.view(0, record.nbytes))
-        loading = Loading(pool, Devices(), plan, [whole], [0], self.file)
-        self.fill(loading)
-        loading.end()
-        return Mapped(record, segment, 0, verified=True)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from zerostall.trainer.restore import Request, Source
     from zerostall.trainer.state import State
     from zerostall.trainer.state.gathering import Share
+    from zerostall.trainer.state.spread import Loose
     from zerostall.trainer.state.tensors import Holder
 
 
@@ -188,9 +189,9 @@ def _checked(files: Sequence[bytes], told: Sequence[tuple[str, tuple[int, ...]]]
 def _fetch(
     source: Source, stack: contextlib.ExitStack, arrivals: Arrivals, copy: Copy, record: Record, share: Share
 ) -> Mapped | Filed | Coming:
-    """The chunks of one rank's image that are needed, in memory; where all are read run by run its file, or coming."""
+    """The chunks of one rank's image that are needed, in memory or coming; where all are read run by run, its file."""
     chunks = tuple(share.chunks(record.chunk_bytes))
-    if share.loose_chunks(record.chunk_bytes):
+    if copy.tier != "remote" and share.loose_chunks(record.chunk_bytes):
         return _in_memory(source, stack, copy, record, chunks)
     answer, fds = source.link.ask(
         lambda id: m.Fetch(id=id, step=copy.step, tier=copy.tier, rank=record.rank, chunks=chunks, as_file=True)
@@ -251,7 +252,7 @@ class _Writing:
         self._copy = copy
         self._label = label
         self._underway: deque[_Underway] = deque()
-        self._coming: list[tuple[Coming, Loading]] = []
+        self._coming: list[tuple[Coming, Loading, Loose]] = []
 
     def begin(self, stack: contextlib.ExitStack, image: Mapped | Filed | Coming, share: Share) -> None:
         """Fill from this image, or begin to; `stack` outlives that."""
@@ -263,8 +264,9 @@ class _Writing:
         plan, targets = _runs(record, share)
         loading = Loading(self._pool, self._source.devices, plan, targets, range(len(targets)), image.file)
         if isinstance(image, Coming):
-            image.arrivals.expect(record.rank, loading)
-            self._coming.append((image, loading))
+            loose = share.loose(record.chunk_bytes)
+            image.arrivals.expect(record, self._pool, loading, loose)
+            self._coming.append((image, loading, loose))
             return
         if len(self._underway) == _AHEAD:
             self._end_first(stack)
@@ -288,10 +290,11 @@ class _Writing:
         while self._underway:
             self._end_first(stack)
         if self._coming:
-            first, _ = self._coming[0]
+            first, *_ = self._coming[0]
             first.arrivals.bring()
-        for _, loading in self._coming:
+        for _, loading, loose in self._coming:
             loading.end()
+            loose.settle()
         self._coming.clear()
 
     def _end_first(self, stack: contextlib.ExitStack) -> None:

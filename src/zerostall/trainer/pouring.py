@@ -62,10 +62,6 @@ class Filed:
     record: Record
     file: File
 
-    def fill(self, loading: Loading) -> None:
-        """Begin to bring all of it there."""
-        loading.begin()
-
     def mapped(self, pool: native.Pool) -> Mapped:
         """All of it in memory, checked, for whoever reads here and there in it.
 

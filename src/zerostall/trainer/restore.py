@@ -332,14 +332,21 @@ def _write(
     record = image.record
     targets = state.targets(Stored(layout, record), request.asked)
     tier = copy.tier
+    if isinstance(image, Filed) and targets.reads_image:
+        image = image.mapped(pool)
     if not isinstance(image, Mapped):
-        if not targets.reads_image:
-            state.about_to_write(targets)
-            loading = Loading(pool, devices, plan_of(layout), targets.tensors, targets.entries, image.file)
-            image.fill(loading)
+        state.about_to_write(targets)
+        loading = Loading(
+            pool, devices, plan_of(layout, record.chunk_bytes), targets.tensors, targets.entries, image.file
+        )
+        if isinstance(image, Filed):
+            loading.begin()
             loading.end()
             return state.accept(targets, memoryview(b"")), tier
-        image = image.mapped(pool)
+        loose = targets.loose(record.chunk_bytes)
+        image.fill(pool, loading, loose)
+        loading.end()
+        return state.settle(targets, loose), tier
     tier = image.source or tier
     if targets.views and not image.verified:
         # Aliases that are apart in the target are read from all over the image: it is checked whole, first.
@@ -349,7 +356,7 @@ def _write(
             raise CorruptError(f"{copy.label}: chunk {check.bad[0]} of {len(record.checksums)} fails its checksum")
     state.about_to_write(targets)
     if targets.entries:
-        plan = plan_of(layout)
+        plan = plan_of(layout, record.chunk_bytes)
         if pour(pool, devices, plan, targets.tensors, targets.entries, image, pin=True):
             tier = "peer"
     return state.accept(targets, image.segment.view(image.offset, layout.nbytes)), tier

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +12,7 @@ from zerostall.core.shards import View
 from zerostall.errors import CorruptError
 from zerostall.trainer.state import sharded, tensors, writes
 from zerostall.trainer.state.aliasing import contiguous_strides
+from zerostall.trainer.state.spread import Loose, alone
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,11 +25,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A view into a tensor that one rank has whole, and what is filled from it."""
+    """A view into a tensor that one rank has whole, and what is filled from it.
+
+    Attributes:
+        alone: nothing else is written into the target's memory.
+    """
 
     piece: Piece
     view: View
     target: Holder
+    alone: bool = False
 
 
 @dataclass(slots=True)
@@ -71,6 +77,18 @@ class Share:
             writes.copy_into(target, part)
         for look in self.looks:
             writes.copy_into(look.target, writes.view_of(_bytes(image, look.piece), look.view))
+
+    def loose(self, chunk_bytes: int) -> Loose:
+        """What `pour` fills, to be filled as chunks come."""
+        found = Loose(chunk_bytes)
+        for read, target in self.boxes:
+            part, strides = read.source, contiguous_strides(read.piece.box.shape)
+            begin = sum(index * stride for index, stride in zip(part.start, strides, strict=True)) * read.itemsize
+            view = View("", "", tensors.dtype_name(target) or "", part.shape, strides, begin)
+            found.add(read.piece.offset, view, target, alone=True)  # else it is memory of its own already
+        for look in self.looks:
+            found.add(look.piece.offset, look.view, look.target, alone=look.alone)
+        return found
 
     def sort(self) -> None:
         """Put the runs in order; what lies over another is read as a box."""
@@ -169,8 +187,10 @@ def plan(step: StoredStep, pairs: Iterable[tuple[str, Holder]]) -> Gathering:
             for read in reshard.reads(whole, box):
                 found.share(read.piece.rank).add(read, tensors.part_of(goal, read.target))
     found.overlaps += [one for number in over for one in overlaps.get(number, ())]
+    single = alone(found.targets) if any(share.looks for share in found.shares.values()) else frozenset()
     for share in found.shares.values():
         share.sort()
+        share.looks = [replace(one, alone=tensors.geometry(one.target).storage in single) for one in share.looks]
     return found
 
 

@@ -16,6 +16,7 @@ from zerostall.trainer.state.aim import Aim, Landing
 from zerostall.trainer.state.choice import identity
 from zerostall.trainer.state.parts.module import ModulePart
 from zerostall.trainer.state.parts.rng import restore_generators
+from zerostall.trainer.state.spread import Loose, alone
 from zerostall.trainer.state.stored import StoredState
 
 if TYPE_CHECKING:
@@ -84,6 +85,19 @@ class Targets:
     def reads_image(self) -> bool:
         """Whether `accept` looks into the image, beyond what lands in `tensors`."""
         return bool(self.views or self.writes.shared)
+
+    def loose(self, chunk_bytes: int) -> Loose:
+        """What `accept` would look for in the image, to be filled as its chunks come; then `settle` is called."""
+        found = Loose(chunk_bytes)
+        single = alone(self.written()) if self.reads_image else frozenset()
+        for view, holder in self.views:
+            found.add(self._offset(view), view, holder, alone=tensors.geometry(holder).storage in single)
+        for view, holder in self.writes.shared:
+            found.add(self._offset(view), view, holder, alone=False, compared=view.name)
+        return found
+
+    def _offset(self, view: View) -> int:
+        return self.stored.layout.entries[self.stored.entries[view.base]].offset
 
     def written(self) -> list[Holder]:
         """Everything whose bytes will be written, once where several names are one tensor."""
@@ -265,6 +279,12 @@ def accept(targets: Targets, image: memoryview) -> RestoreReport:
             writes.copy_into(holder, writes.read_view(targets.stored, data, view))
         for name in writes.contradictions(targets.stored, targets.writes, data):
             targets.rest.aim.warnings.append(writes.contradiction(name))
+    return finish(targets.rest, targets.tensors)
+
+
+def settle(targets: Targets, loose: Loose) -> RestoreReport:
+    """As `accept`, when all chunks of the image have come."""
+    targets.rest.aim.warnings.extend(map(writes.contradiction, loose.settle()))
     return finish(targets.rest, targets.tensors)
 
 

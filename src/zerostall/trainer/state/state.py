@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from zerostall.core.values import Document
     from zerostall.tiers.contract import Stored
     from zerostall.trainer.state.returning import Meeting
+    from zerostall.trainer.state.spread import Loose
     from zerostall.trainer.state.stored_step import Images
     from zerostall.trainer.state.surveying import Found
 
@@ -381,3 +382,7 @@ class State:
     def accept(self, targets: Targets, image: memoryview) -> RestoreReport:
         """Put back all that is not written byte by byte. `image`: the whole image, verified, if it is read."""
         return returning.accept(targets, image)
+
+    def settle(self, targets: Targets, loose: Loose) -> RestoreReport:
+        """As `accept`, of an image that came chunk by chunk; `loose` is what `targets` gave for it."""
+        return returning.settle(targets, loose)

@@ -220,7 +220,13 @@ def contradiction(name: str) -> str:
 
 def alike(target: Holder, source: torch.Tensor) -> bool:
     """Return whether two tensors of one type have the same bits."""
-    return torch.equal(as_bits(as_tensor(target)).cpu(), as_bits(source).cpu())
+    return torch.equal(_comparable(as_tensor(target)), _comparable(source))
+
+
+def _comparable(tensor: torch.Tensor) -> torch.Tensor:
+    """Its bits as integers: the largest type that can be copied so is complex, and no NaN equals itself."""
+    bits = as_bits(tensor).cpu()
+    return torch.view_as_real(bits).view(torch.int64) if bits.is_complex() else bits
 
 
 def contradictions(stored: StoredState, writes: Writes, image: torch.Tensor) -> list[str]:
