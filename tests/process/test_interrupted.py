@@ -76,6 +76,29 @@ def test_a_message_that_was_interrupted_is_not_sent_twice(
         assert (state["w"] == 2).all()
 
 
+@pytest.mark.parametrize("verb", ["wait", "restore", "close"])
+def test_locks_that_an_interrupt_left_behind_hold_nobody_up(where: Path, verb: str) -> None:
+    """Ctrl-C can come when a thread has just taken a lock, and before the block that would let go of it begins."""
+    state = tensors(1)
+    with zerostall.Checkpointer(where, state=state, when_busy="wait", rng=False) as ckpt:
+        ckpt.restore()
+        saving = ckpt.save(1)
+        kept = state["w"].clone()
+        ckpt._condition.acquire()
+        ckpt._saves._sealer._told.acquire()
+        match verb:
+            case "wait":
+                saving.wait(timeout=60)
+            case "restore":
+                change(state["w"])
+                assert ckpt.restore() == 1 and (state["w"] == kept).all()
+            case _:
+                ckpt.close(timeout=60)
+        with pytest.raises(RuntimeError):
+            ckpt._condition.release()
+    assert saved(where) == [1]
+
+
 def test_threads_that_save_take_turns(where: Path) -> None:
     state = tensors(0)
     errors: list[BaseException] = []

@@ -277,6 +277,23 @@ def test_a_slow_partner_is_waited_for_and_a_silent_one_is_not() -> None:
     assert (gone.current, gone.safe) == (Save(1, 5), course.safe)
 
 
+def test_images_that_are_handed_over_after_the_news_of_them_are_known() -> None:
+    """An agent takes the place of another: first it hears what was chosen, then trainers come with their images."""
+    home = Home(3)
+    home.copying.follow(Save(1, 2), Save(1, 1))
+    assert home.copying.kept(0) == home.copying.wanted(0) == () and not home.copying.spared(0, several=True)
+    assert home.copying.said(0, [frozenset()], 0).copy is Copy.gone
+    for step in (1, 2):
+        assert home.grant()
+        home.seal(step)
+    first, second = Past(1, 1.0), Past(2, 2.0)
+    assert home.copying.kept(0) == (first,) and home.copying.wanted(0) == (first, second)
+    assert home.copying.spared(0, several=True) == {1, 2}
+    assert home.copying.said(0, [frozenset({first})], 0).copy is Copy.lacks
+    home.copying.follow(Save(1, 3), Save(1, 2))
+    assert home.copying.kept(0) == (second,)
+
+
 def test_what_a_rank_is_lent() -> None:
     assert copying.lent(3, 10, 1, 100, several=True)[0] == 5
     assert copying.lent(3, 10, 1, 99, several=True)[0] == 4

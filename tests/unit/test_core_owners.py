@@ -95,6 +95,25 @@ def test_where_whose_it_is_is_not_clear_it_is_refused_by_name(owners: list[str],
     assert len(step.strangers) == 2
 
 
+def test_what_an_optimizer_does_not_have_yet_is_its_parameters_owners_and_no_other_of_this_ranks() -> None:
+    """Two experts on a rank, of which one was never trained: it is not given what is kept of the other."""
+    torch = pytest.importorskip("torch")
+    from zerostall import RankLocal
+    from zerostall.trainer.state.state import State
+    from zerostall.trainer.state.stored_step import Owners
+
+    first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW([*first.parameters(), *second.parameters()])
+    state = State(
+        {"a": RankLocal(first, owner="expert 0"), "b": RankLocal(second, owner="expert 1"), "o": optimizer}, rng=False
+    )
+    mine = Owners.among(state._walk(state._roots))
+    assert mine.choose("o.a.weight.exp_avg", {"expert 1", "expert 5"}) is None
+    assert mine.choose("o.a.weight.exp_avg", {"expert 0", "expert 1"}) == "expert 0"
+    assert mine.choose("o.b.weight.deep.exp_avg", {"expert 0", "expert 1"}) == "expert 1"
+    assert mine.choose("o.another.exp_avg", {"expert 1", "expert 5"}) == "expert 1"  # it has another name here
+
+
 def test_what_rows_and_columns_of_ranks_hold_is_told_apart_by_who_has_it() -> None:
     from zerostall.trainer.state import stored_step
 

@@ -37,23 +37,31 @@ class Copying:
     def follow(self, current: Save | None, safe: Save | None) -> None:
         """That is on its way now, and that is safe. Who has chosen nothing yet, as after a restart, leaves what is."""
         if safe is not None and safe != self.safe:
-            known = self._current if safe == self.current else self._images(safe)
+            known = self._current if safe == self.current else {}
             self.safe, self._safe = safe, known
         if current != self.current:
-            self.current, self._current = current, self._images(current) if current is not None else {}
+            self.current, self._current = current, {}
+        self._look()
 
-    def _images(self, save: Save) -> dict[int, Past]:
-        found = ((rank, berth.created_of(save)) for rank, berth in self._berths.items())
-        return {rank: Past(save.step, created) for rank, created in found if created is not None}
+    def _look(self) -> None:
+        """Remember which images these are. An agent that comes after another hears what was chosen before trainers
+        have handed it their images; and what is gone from here is still to be kept elsewhere.
+        """
+        for save, known in ((self.safe, self._safe), (self.current, self._current)):
+            for rank, berth in self._berths.items() if save is not None else ():
+                if rank not in known and (created := berth.created_of(save)) is not None:
+                    known[rank] = Past(save.step, created)
 
     def wanted(self, rank: int) -> tuple[Past, ...]:
         """The rank's images that its partners should have, the first that they should fetch in front."""
+        self._look()
         here = self._berths[rank].sealed()
         both = dict.fromkeys(past for past in (self._safe.get(rank), self._current.get(rank)) if past in here)
         return tuple(past for past in both if past is not None)
 
     def kept(self, rank: int) -> tuple[Past, ...]:
         """What partners should keep until another one is safe."""
+        self._look()
         past = self._safe.get(rank)
         return () if past is None else (past,)
 
@@ -62,11 +70,13 @@ class Copying:
 
         What is safe matters here where others may have to go back to it: where ranks are on `several` nodes.
         """
+        self._look()
         pasts = (self._current.get(rank), self._safe.get(rank) if several else None)
         return frozenset(past.step for past in pasts if past is not None)
 
     def said(self, rank: int, had: Iterable[frozenset[Past]], given: int) -> n.RankCopies:
         """How it stands with the copies of what is on its way; `had`: what each partner has of the rank."""
+        self._look()
         past, partners = self._current.get(rank), list(had)
         if not partners:
             copy = Copy.nobody

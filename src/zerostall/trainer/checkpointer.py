@@ -328,6 +328,7 @@ class Checkpointer:
                 self._inside = False
 
     def _restore(self, request: restoring.Request) -> int:
+        self._saves.mend()
         self._saves.settle()
         source = restoring.Source(self._world, self._link, self._mappings, self._saves.devices, self._where)
         outcome = restoring.restore(source, self._state, request)

@@ -71,6 +71,7 @@ class Estate:
     def flush(self, timeout: float) -> None:
         """Wait until the newest snapshot is where it is durable; raises what `Checkpointer.close` does."""
         deadline = time.monotonic() + timeout
+        self._saves.let_go()
         self._saves.settle(timeout)
         newest = self._ledger.await_newest(deadline)
         if newest is not None:

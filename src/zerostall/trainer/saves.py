@@ -18,6 +18,7 @@ from zerostall.core.roll import Save
 from zerostall.core.steps import MAX_STEP
 from zerostall.errors import AgentError, ZerostallError
 from zerostall.telemetry import log
+from zerostall.trainer import interrupts
 from zerostall.trainer.captures import Captures
 from zerostall.trainer.flight import Flight, Wish
 from zerostall.trainer.guard import Guard
@@ -97,7 +98,8 @@ class Saves:
             alone=world.size == 1,
         )
         urge = partial(_urge, ledger, sealer, link)
-        self._desk = Desk(condition, ledger.tiers, urge, self.guard.hurry, self.guard.look_back, ledger.reported)
+        free = partial(_free, condition, sealer)
+        self._desk = Desk(condition, ledger.tiers, urge, self.guard.hurry, self.guard.look_back, ledger.reported, free)
 
     @property
     def devices(self) -> Devices:
@@ -194,6 +196,10 @@ class Saves:
         """See `Captures.mend`."""
         self._captures.mend()
 
+    def let_go(self) -> None:
+        """Locks that Ctrl-C has left with this thread are free. Any thread."""
+        self._desk.free()
+
     def settle(self, timeout: float = TOLD_SECONDS) -> None:
         """Wait until no snapshot is being captured, and the agent has been told of the last one."""
         self.guard.settle(timeout)
@@ -214,6 +220,11 @@ class Saves:
 def _dirty(ledger: Ledger, flight: Flight, error: ZerostallError) -> None:
     log.error("step %d is dirty and was thrown away: %s", flight.step, error)
     ledger.dirty(flight.saving, error)
+
+
+def _free(condition: threading.Condition, sealer: Sealer) -> None:
+    interrupts.let_go(condition)
+    sealer.let_go()
 
 
 def _urge(ledger: Ledger, sealer: Sealer, link: Link, saving: Saving, tier: str, timeout: float | None) -> None:

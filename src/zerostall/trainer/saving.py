@@ -26,6 +26,7 @@ class Desk:
         hurry: somebody waits for the newest to be captured.
         seen: the thread that saves has come by.
         reported: the user has been told of an error.
+        free: locks that Ctrl-C has left with this thread are free; those who tell would wait for them.
     """
 
     condition: threading.Condition
@@ -34,6 +35,7 @@ class Desk:
     hurry: Callable[[], None] = lambda: None
     seen: Callable[[], None] = lambda: None
     reported: Callable[[ZerostallError], None] = lambda error: None
+    free: Callable[[], None] = lambda: None
 
 
 class Saving(msgspec.Struct, eq=False, weakref=True):
@@ -79,6 +81,7 @@ class Saving(msgspec.Struct, eq=False, weakref=True):
         if self.skipped:
             raise ReplacedError(f"step {self.step} was skipped: {self.skipped}", hint="look at Saving.skipped")
         start = time.monotonic()
+        self._desk.free()
         self._desk.hurry()
         if tier != "host":
             self._desk.urge(self, tier, timeout)

@@ -342,7 +342,7 @@ class State:
         try:
             if assignment is not None:
                 walk = self._walk(self._roots)
-            step = stored_step.read(images, self._world.rank, self._world.size, Owners.among(walk.leaves))
+            step = stored_step.read(images, self._world.rank, self._world.size, Owners.among(walk))
             met = returning.meet_step(walk, step, asked)
         except BaseException:
             if assignment is not None:

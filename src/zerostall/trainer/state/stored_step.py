@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from zerostall.core.manifest import Record
     from zerostall.core.pieces import Whole
     from zerostall.tiers.contract import Stored
-    from zerostall.trainer.state.walk import Leaf
+    from zerostall.trainer.state.walk import Walk
 
 _NAMED = 8
 
@@ -80,23 +80,31 @@ class Owners:
     Attributes:
         of: by name; "" is this rank alone.
         every: all owners that have a name.
+        below: by the name below which an optimizer keeps what it has of a tensor.
     """
 
     of: Mapping[str, str] = field(default_factory=dict)
     every: frozenset[str] = frozenset()
+    below: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def among(cls, walked: Iterable[Leaf]) -> Owners:
-        of = {leaf.name: leaf.whose for leaf in walked if leaf.whose is not None}
-        return cls(of, frozenset(filter(None, of.values())))
+    def among(cls, walk: Walk) -> Owners:
+        of = {leaf.name: leaf.whose for leaf in walk.leaves if leaf.whose is not None}
+        return cls(of, frozenset(filter(None, of.values())), walk.owned_below)
 
     def choose(self, name: str, stored: Collection[str]) -> str | None:
         """Of the owners under whom a tensor is stored the one that this rank is; None where that is not clear.
 
-        What is not here yet, an optimizer's state, is that owner's of whom this rank has other tensors.
+        What is not here yet, an optimizer's state, is its parameter's owner's; where that has another name here, that
+        owner's of whom this rank has other tensors.
         """
-        if name in self.of:
-            return self.of[name] if self.of[name] in stored else None
+        whose = self.of.get(name)
+        above = name
+        while whose is None and above:
+            above = above.rpartition(".")[0]
+            whose = self.below.get(above)
+        if whose is not None:
+            return whose if whose in stored else None
         mine = self.every.intersection(stored)
         return next(iter(mine)) if len(mine) == 1 else None
 

@@ -151,6 +151,7 @@ class Walk:
         meta: those tensors that have no data, by name; a part of problems.
         rank_local: tells by a tensor's name whose it is, as `Leaf.whose`.
         owned: id of each tensor that is somebody's -> whose.
+        owned_below: name below which an optimizer keeps what it has of such a tensor -> whose.
         leading: what is found now is the first rank's (the buffers that DistributedDataParallel hands out).
         inheriting: whose that tensor is to which what is found now belongs.
         made: tensors that are made of others, which they may exchange.
@@ -177,6 +178,7 @@ class Walk:
     left_out: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     rank_local: Callable[[str], str | None] = lambda name: None
     owned: dict[int, str] = field(default_factory=dict)
+    owned_below: dict[str, str] = field(default_factory=dict)
     leading: bool = False
     inheriting: str | None = None
     flats: dict[int, list[FlatShard]] = field(default_factory=dict)

@@ -104,6 +104,9 @@ class OptimizerPart:
         self._lasting = self._latest = None
         self._members = partial(members_of, walk.flats)  # not the walk, which knows all parts
         self._name_parameters(walk)
+        for key, label in self._labels.items():
+            if (whose := walk.owned.get(key)) is not None:
+                walk.owned_below[self._path(label)] = whose
         walk.guard(optimizer)
         self._surveyed, self._kept = optimizer.param_groups, self.slots
         walk.watched.append(cast("list[object]", optimizer.param_groups))
