@@ -18,7 +18,7 @@ import torch
 
 import zerostall
 from benchmarks.machine import ROOT
-from benchmarks.report import Report, median, seconds
+from benchmarks.report import RESULTS, Report, median, seconds
 from benchmarks.workload import scratch
 from zerostall import config, native
 from zerostall.core import layout as layouts
@@ -129,6 +129,7 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--device", default="cpu", help="where restored tensors are")
     options.add_argument("--url", help="a real store, with its credentials in the environment (default: moto's server)")
+    options.add_argument("--out", type=Path, default=RESULTS, help="folder for the report")
     arguments = options.parse_args()
     server: subprocess.Popen[str] | None = None
     url, environment = arguments.url, config.store_environment()
@@ -149,12 +150,13 @@ def main() -> None:
             server.communicate(timeout=30)
     with scratch(None) as folder:
         where = "moto's S3 server on the loopback interface" if server else url
-        write(found, folder, arguments.megabytes, where, arguments.device)
+        page = report(found, folder, arguments.megabytes, where, arguments.device)
+    print(page.write(arguments.out).with_suffix(".md").read_text())
 
 
-def write(found: dict[str, list[float]], folder, megabytes: int, where: str, device: str) -> None:
-    report = Report("remote", f"{megabytes} MiB to and from {where}", folder)
-    report.columns = ("", "time", "MB/s", "of the bare client's speed")
+def report(found: dict[str, list[float]], folder: Path, megabytes: int, where: str, device: str) -> Report:
+    page = Report("remote", f"{megabytes} MiB to and from {where}", folder)
+    page.columns = ("", "time", "MB/s", "of the bare client's speed")
     for name, bare in (
         ("bare put", "bare put"),
         ("persist", "bare put"),
@@ -169,10 +171,10 @@ def write(found: dict[str, list[float]], folder, megabytes: int, where: str, dev
         middle = median(found[name])
         ratio = median([b / own for b, own in zip(found[bare], found[name], strict=True)])
         speed = (megabytes << 20) / middle / 1e6
-        report.rows.append((name, seconds(middle), f"{speed:.0f}", f"{100 * ratio:.0f} %"))
-    report.samples = {f"{name} s": samples for name, samples in found.items()}
-    share = {row[0]: row[3] for row in report.rows}
-    report.goals = {
+        page.rows.append((name, seconds(middle), f"{speed:.0f}", f"{100 * ratio:.0f} %"))
+    page.samples = {f"{name} s": samples for name, samples in found.items()}
+    share = {row[0]: row[3] for row in page.rows}
+    page.goals = {
         "persist, load and restore, each ≥ 90 % of the bare client": ", ".join(
             share[name] for name in ("persist", "load", "restore")
         )
@@ -182,8 +184,8 @@ def write(found: dict[str, list[float]], folder, megabytes: int, where: str, dev
             f"{100 * median([b / own for b, own in zip(found[theirs], found[ours], strict=True)]):.0f} %"
             for ours, theirs in (("persist", "s5cmd put"), ("load", "s5cmd get"), ("restore", "s5cmd get"))
         ]
-        report.goals["persist, load and restore, each ≥ 90 % of s5cmd"] = ", ".join(shares)
-    report.notes = [
+        page.goals["persist, load and restore, each ≥ 90 % of s5cmd"] = ", ".join(shares)
+    page.notes = [
         "Rounds take turns; ratios are of the same round. `persist` checks every chunk before it is sent, sends its "
         "CRC-32C along, writes layout, record and manifest; `load` checks every chunk.",
         "`restore` is what a trainer calls: it asks its agent what is there, compares, and has chunks in tensors "
@@ -191,7 +193,7 @@ def write(found: dict[str, list[float]], folder, megabytes: int, where: str, dev
         "The bare client is obstore: a multipart put, and ranges of 16 MiB, four at once as persist and load.",
         "s5cmd copies from and to a file in memory (/dev/shm), in as many parts of that size; its start counts.",
     ]
-    report.write()
+    return page
 
 
 if __name__ == "__main__":

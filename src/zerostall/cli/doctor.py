@@ -82,6 +82,7 @@ def examine(where: Path) -> Iterator[Finding]:
     yield _locked()
     yield from _agent()
     yield between_nodes()
+    yield object_stores()
     yield from _disk(where)
     yield from _gpu(where)
 
@@ -168,6 +169,16 @@ def between_nodes() -> Finding:
     except (ValueError, ZerostallError) as error:
         return Finding("node to node", "no", str(error).replace("\n", " "))
     return Finding("node to node", "yes", f"{'NIXL' if choice.nixl else 'plain TCP'}: {choice.reason}")
+
+
+def object_stores() -> Finding:
+    """Whether there is a client for them, and what becomes of an upload that breaks off."""
+    try:
+        version = importlib.metadata.version("obstore")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("object stores", "limited", "obstore is not installed: pip install 'zerostall[remote]'")
+    resumed = "to s3:// an upload that breaks off goes on where it was; to gs:// and az:// it begins anew"
+    return Finding("object stores", "yes", f"obstore {version}; {resumed} (docs/remote.md)")
 
 
 def fallbacks_of(report: m.Report) -> list[tuple[str, m.Fallback]]:
