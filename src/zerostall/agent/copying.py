@@ -48,7 +48,9 @@ class Copying:
         have handed it their images; and what is gone from here is still to be kept elsewhere.
         """
         for save, known in ((self.safe, self._safe), (self.current, self._current)):
-            for rank, berth in self._berths.items() if save is not None else ():
+            if save is None:
+                continue
+            for rank, berth in self._berths.items():
                 if rank not in known and (created := berth.created_of(save)) is not None:
                     known[rank] = Past(save.step, created)
 
