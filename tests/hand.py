@@ -151,8 +151,8 @@ def kill_agent(folder: Path) -> None:
     wait_until(lambda: not Path(f"/proc/{pid}").exists())
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 60.0, *, pause: float = 0.02) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
+        time.sleep(pause)

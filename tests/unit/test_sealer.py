@@ -36,6 +36,7 @@ def test_that_a_save_is_skipped_is_said_after_what_became_of_those_before() -> N
             let_go_of_values=lambda: None,
         ),
     )
+    sealer.begin()
     passed = m.Passed(step=2, epoch=1, turn=0, reason="busy", skipped=True)
     sealer.seal(flight)  # type: ignore[arg-type]
     sealer.tell_after(passed, 1.0)

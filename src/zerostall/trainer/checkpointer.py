@@ -173,7 +173,7 @@ class Checkpointer:
         self._turn = threading.RLock()  # of threads that save or restore
         self._inside = False
         self._pid, self._forks = os.getpid(), FORKS[0]
-        begun = contextlib.ExitStack()  # a link is closed by it that nobody else knows of yet, where Ctrl-C comes
+        begun = contextlib.ExitStack()  # lets go of what was begun, where Ctrl-C comes before all is
 
         def connect(nodes: m.Nodes | None) -> Link:
             hello = hello_of(self._world, self._where, self._options, run, nodes)
@@ -181,19 +181,19 @@ class Checkpointer:
             return Link(runtime_dir(), hello, ear, lambda link: begun.callback(link.close))
 
         await_dropped(self._where)
-        with begun:
+        try:
             self._link = link_up(self._world, connect, nodes)
-            self._begin(partial(Preemption, signals, grace))
-            begun.pop_all()
+            self._begin(begun, partial(Preemption, signals, grace))
+        except BaseException:
+            begun.close()
+            raise
 
-    def _begin(self, preemption: Callable[[Callable[[], None], Callable[[], None]], Preemption]) -> None:
+    def _begin(self, begun: contextlib.ExitStack, preemption: Callable[..., Preemption]) -> None:
         """The agent has been found: take what this needs of the process."""
         self._pace.begin(agree_on_run(self._world, self._where, self._link.welcome))
         self._link.tell(m.Begin(epoch=self._pace.epoch), timeout=_TELL_SECONDS)
         self._ledger.found(self._link.welcome.steps)
         self._mappings = Mappings(self._options.copy_threads)
-        if (lent := self._link.welcome.memory) is not None:
-            self._mappings.offer(lent.key, self._link.welcome_fd, lent.nbytes)
         self._saves = Saves(
             self._state,
             self._options,
@@ -219,6 +219,10 @@ class Checkpointer:
             self._mappings,
             preemption(leave, flush),
         )
+        begun.callback(self._estate.shut)
+        self._estate.begin()  # nothing of it was started before
+        if (lent := self._link.welcome.memory) is not None:
+            self._mappings.offer(lent.key, self._link.take_welcome_fd(), lent.nbytes)
 
     # --------------------------------------------------------------------------------------------------- save
 

@@ -65,8 +65,13 @@ class Estate:
         self._preemption = preemption
         self._made_at = _caller()
         self._pid = os.getpid()
-        self._heir = _Heir.of_now()
-        self._heir.trust(self)
+        self._heir: _Heir | None = None
+
+    def begin(self) -> None:
+        """Start all threads and put all hooks in their places. Wherever this ends, `shut` may follow."""
+        _Heir.trust(self)
+        self._saves.begin()
+        self._preemption.begin()
 
     def flush(self, timeout: float) -> None:
         """Wait until the newest snapshot is where it is durable; raises what `Checkpointer.close` does."""
@@ -95,11 +100,12 @@ class Estate:
             self._shelf.forget()
             self._mappings.keep_only(None)
         finally:
-            self._heir.release(self)
+            if self._heir is not None:
+                self._heir.release(self)
 
     def dropped(self) -> None:
         """Nobody holds the checkpointer any more. On any thread, whatever it is doing: takes no lock, does nothing."""
-        if not self.over and self._pid == os.getpid():
+        if not self.over and self._heir is not None and self._pid == os.getpid():
             self._heir.inherit(self)
 
     def see_out(self) -> None:
@@ -134,29 +140,27 @@ class _Heir:
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Estate | threading.Event | None] = SimpleQueue()
-        self._trusted = 0
         self._living: weakref.WeakSet[Estate] = weakref.WeakSet()
         self._leaving: dict[Estate, threading.Thread] = {}
+        self._thread = threading.Thread(target=self._serve, name="zerostall heir", daemon=True)
         atexit.register(self._at_exit)
-        threading.Thread(target=self._serve, name="zerostall heir", daemon=True).start()
 
     @classmethod
-    def of_now(cls) -> _Heir:
+    def trust(cls, estate: Estate) -> None:
+        """From now on, and until `release`, it is seen out if it is dropped."""
         with cls._lock:
             if cls.now is None:
                 cls.now = cls()
-            cls.now._trusted += 1
-            return cls.now
-
-    def trust(self, estate: Estate) -> None:
-        self._living.add(estate)
+            heir = estate._heir = cls.now  # first of all: `release` may have to follow from here on
+            heir._living.add(estate)
+            if not heir._thread.is_alive():
+                heir._thread.start()
 
     def release(self, estate: Estate) -> None:
         with self._lock:
-            self._trusted -= 1
             self._living.discard(estate)
             self._leaving.pop(estate, None)
-            if self._trusted > 0:
+            if self._living:
                 return
             if _Heir.now is self:
                 _Heir.now = None
@@ -172,7 +176,7 @@ class _Heir:
         deadline = time.monotonic() + seconds
         seen = threading.Event()
         with self._lock:
-            if self._trusted == 0:
+            if not self._living:
                 return
             self._queue.put(seen)
         seen.wait(seconds)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import torch
+    from torch.utils.hooks import RemovableHandle
 
     from zerostall.core.reading import Claim, Placed
     from zerostall.telemetry import Stats
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
 class Guard:
     """Watches one snapshot at a time; a training thread drives it.
 
-    Before every step of the given optimizers, until `remove`, nothing is left to be read; an optimizer that flips asks
-    for itself, and goes on sooner. So does, on any thread, what exchanges memory in place (`storages`). They hold only
-    weak references, so that a forgotten checkpointer can be collected.
+    Before every step of the given optimizers, from `begin` to `remove`, nothing is left to be read; an optimizer that
+    flips asks for itself, and goes on sooner. So does, on any thread, what exchanges memory in place (`storages`). They
+    hold only weak references, so that a forgotten checkpointer can be collected.
 
     Attributes:
         flight: the snapshot that is watched.
@@ -54,7 +55,11 @@ class Guard:
         self._sealer = sealer
         self._forks = FORKS[0]
         self.flight: Flight | None = None
+        self._optimizers = tuple(optimizers)
+        self._handles: list[RemovableHandle] = []
         self._flipping: list[Flipping] = []
+
+    def begin(self) -> None:
         me = weakref.ref(self)
 
         def protect() -> None:
@@ -71,9 +76,11 @@ class Guard:
             elif (guard := me()) is not None and guard.flight is not None:
                 guard.protect()
 
-        hooked = [one for one in optimizers if not (policies.offers_flips and self._flips(one))]
-        self._handles = [optimizer.register_step_pre_hook(before_step) for optimizer in hooked]
-        policies.flips = bool(self._flipping)
+        for optimizer in self._optimizers:
+            if not (self._policies.offers_flips and self._flips(optimizer)):
+                self._handles.append(optimizer.register_step_pre_hook(before_step))
+        self._optimizers = ()
+        self._policies.flips = bool(self._flipping)
         storages.ask(self)
 
     def _flips(self, optimizer: torch.optim.Optimizer) -> bool:

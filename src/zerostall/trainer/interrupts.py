@@ -9,6 +9,20 @@ if TYPE_CHECKING:
     import threading
 
 
+def ended(thread: threading.Thread, seconds: float) -> bool:
+    """Wait for a thread that has been told to end; whether it needs nothing any more.
+
+    One whose `start` was interrupted may never begin, or is about to: it must look first whether it is to end.
+    """
+    if thread.ident is None:
+        return True
+    try:
+        thread.join(seconds)
+    except RuntimeError:  # it is beginning just now
+        return False
+    return not thread.is_alive()
+
+
 def let_go(condition: threading.Condition) -> None:
     """This thread holds the condition no more, where it was interrupted when it had just taken it.
 

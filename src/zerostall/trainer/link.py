@@ -6,7 +6,6 @@ When the agent is gone, the link finds or starts another, says hello, and has th
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import select
@@ -21,6 +20,7 @@ import msgspec
 from zerostall.core import backoff
 from zerostall.errors import AgentError, WaitTimeoutError, ZerostallError
 from zerostall.telemetry import log
+from zerostall.trainer import interrupts
 from zerostall.wire import messages as m
 from zerostall.wire.channel import Channel, ClosedError, drop, peer
 from zerostall.wire.rendezvous import connect_or_start
@@ -90,10 +90,15 @@ class Link:
         self._greeted = False
         if begun is not None:
             begun(self)
-        self._channel, self.welcome, self.welcome_fd = self._greet()
+        self._channel, self.welcome, self._welcome_fd = self._greet()
         self._greeted = True
         self._up.set()
         self._thread.start()
+
+    def take_welcome_fd(self) -> int:
+        """The descriptor of the memory that `welcome` tells of, once: it is the caller's from now on."""
+        fd, self._welcome_fd = self._welcome_fd, -1
+        return fd
 
     def up(self) -> bool:
         """Is there an agent at the other end, as far as is known?"""
@@ -168,10 +173,11 @@ class Link:
         self._closed = True
         if not self._greeted:
             return
+        drop([self.take_welcome_fd()])
         self._say_leave()
         self._channel.shut()  # not under the lock: whoever holds it may be waiting for an agent that does not read
-        with contextlib.suppress(RuntimeError):  # it was not started, or is not said to be yet
-            self._thread.join(5.0)
+        if interrupts.ended(self._thread, 5.0):
+            self._channel.close()
 
     def _say_leave(self) -> None:
         """Else the agent waits for this trainer to come back. One that does not read is not waited for."""

@@ -66,8 +66,12 @@ class Mappings:
 
     def keep_only(self, key: int | None) -> None:
         """Let go of all other segments. Nothing may be reading or writing them."""
-        if self._touching is not None:
-            self._touching.join()
-            self._touching = None
+        touching, self._touching = self._touching, None
+        try:
+            if touching is not None:
+                touching.join()
+        except RuntimeError:  # Ctrl-C came when it began: if it is there, it lets go of the memory itself
+            self._segments.clear()
+            return
         for other in [other for other in self._segments if other != key]:
             self._segments.pop(other).close()

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from zerostall.telemetry import log
+from zerostall.trainer import interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ def signal_numbers(signals: Sequence[str | int], grace: float) -> tuple[int, ...
 
 
 class Preemption:
-    """Handles the signals until `close`, on the main thread only.
+    """Handles the signals from `begin` to `close`, on the main thread only.
 
     The first signal makes all ranks save once more and leave: `announced` is called, on a thread of its own. Another
     one, later than a second after, ends the process at once. Where training does not come to its last step in `grace`
@@ -47,20 +48,25 @@ class Preemption:
         flush: Callable[[], None],
     ) -> None:
         self.received = 0
+        self._signals = signals
         self._grace = grace
         self._announced = announced
         self._flush = flush
         self._pid = os.getpid()
         self._first = 0.0
         self._over = False
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        self._wake = -1
         self._earlier: dict[int, Any] = {}
-        for number in signals:
-            self._earlier[number] = signal.signal(number, self._handle)
-        self._thread: threading.Thread | None = None
-        if signals:
-            self._thread = threading.Thread(target=self._run, name="zerostall preempt", daemon=True)
-            self._thread.start()
+        self._thread = threading.Thread(target=self._run, name="zerostall preempt", daemon=True)
+
+    def begin(self) -> None:
+        if not self._signals:
+            return
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        for number in self._signals:
+            self._earlier[number] = signal.getsignal(number)  # noted first: Ctrl-C may come in between
+            signal.signal(number, self._handle)
+        self._thread.start()
 
     def close(self) -> None:
         """Put the handlers of before back; one of them that is a function gets the signal that has come."""
@@ -68,12 +74,13 @@ class Preemption:
             return
         self._over = True
         self._put_back()
-        os.eventfd_write(self._wake, 1)
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(5.0)
-        if self._thread is None or not self._thread.is_alive():
-            os.close(self._wake)
+        if self._wake < 0:
             self._announced = self._flush = _nothing  # they know who made this
+            return
+        os.eventfd_write(self._wake, 1)
+        if self._thread is not threading.current_thread() and interrupts.ended(self._thread, 5.0):
+            os.close(self._wake)
+            self._announced = self._flush = _nothing
         earlier = self._earlier.get(self.received)
         if callable(earlier):
             earlier(self.received, None)
@@ -96,6 +103,8 @@ class Preemption:
             os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
+        if self._over:
+            return
         os.eventfd_read(self._wake)
         if self._over:
             return

@@ -101,6 +101,11 @@ class Saves:
         free = partial(_free, condition, sealer)
         self._desk = Desk(condition, ledger.tiers, urge, self.guard.hurry, self.guard.look_back, ledger.reported, free)
 
+    def begin(self) -> None:
+        """Hook the optimizers and start what seals: `end` and the guard's `remove` may follow wherever this ends."""
+        self.guard.begin()
+        self._sealer.begin()
+
     @property
     def devices(self) -> Devices:
         return self._captures.devices

@@ -35,8 +35,8 @@ TOLD_SECONDS = 120.0
 class Sealer:
     """One flight at a time, in order. `dirty` hears of each that came to nothing.
 
-    Its thread sleeps until a capture is done and says so through `announce`: `save` itself wakes nobody, so that no
-    thread competes with training for the interpreter while a step begins.
+    From `begin` to `close` its thread sleeps until a capture is done and says so through `announce`: `save` itself
+    wakes nobody, so that no thread competes with training for the interpreter while a step begins.
 
     Attributes:
         brought: how many flights it was given.
@@ -51,7 +51,7 @@ class Sealer:
         stats: Stats,
         dirty: Callable[[Flight, ZerostallError], None],
     ) -> None:
-        self.announce = os.eventfd(0, os.EFD_CLOEXEC)
+        self.announce = -1
         self._shelf = shelf
         self._link = link
         self._world = world
@@ -67,6 +67,9 @@ class Sealer:
         self._closing = False
         self._early = False
         self._thread = threading.Thread(target=self._run, name="zerostall seal", daemon=True)
+
+    def begin(self) -> None:
+        self.announce = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread.start()
 
     def seal(self, flight: Flight) -> None:
@@ -127,9 +130,10 @@ class Sealer:
 
     def close(self) -> None:
         self._closing = True
+        if self.announce < 0:
+            return
         os.eventfd_write(self.announce, 1)
-        self._thread.join(5.0)
-        if not self._thread.is_alive():
+        if interrupts.ended(self._thread, 5.0):
             os.close(self.announce)
             self._flights.clear()
             self._spent.clear()
