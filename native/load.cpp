@@ -161,16 +161,58 @@ void Load::work(uint64_t unit) {
     return;
   }
   std::byte* const place = within_target(stretch);
-  const bool right_there = place != nullptr && in_place(place, nbytes);
-  std::byte* const bytes = right_there ? place : slot.host;
-  const bool there = order_.straight ? order_.straight->read(slot.device, nbytes, stretch.begin)
-                                     : file_.read(bytes, nbytes, stretch.begin);
+  if (place != nullptr && in_place(place, nbytes)) {
+    read(place, stretch);
+    if (checks_->checking()) judge(stretch, crc32c(place, nbytes));
+  } else if (order_.device) {
+    send(stretch, slot);
+  } else {
+    pass_on(stretch, slot, place);
+  }
+  add_progress(nbytes);
+}
+
+void Load::read(std::byte* to, const Stretch& stretch) {
+  need(file_.read(to, stretch.end - stretch.begin, stretch.begin), stretch);
+}
+
+void Load::need(bool there, const Stretch& stretch) const {
   if (!there)
     throw Error(Kind::corrupt, "the file ends before byte " + std::to_string(stretch.end) + " of " +
                                    std::to_string(order_.plan->nbytes()));
-  if (checks_->checking()) check_bytes(stretch, slot, bytes, right_there ? nullptr : place);
-  if (!right_there && (place == nullptr || !checks_->checking())) deliver(stretch, slot);
-  add_progress(nbytes);
+}
+
+void Load::pass_on(const Stretch& stretch, const Slot& slot, std::byte* place) {
+  const bool checking = checks_->checking();
+  uint32_t checksum = 0;
+  Stretch part = stretch;
+  for (; part.begin < stretch.end; part.begin = part.end) {
+    part.end = std::min(stretch.end, part.begin + kWarm);
+    const uint64_t nbytes = part.end - part.begin;
+    read(slot.host, part);
+    if (checking && place != nullptr) {
+      checksum = crc32c_copy(place + (part.begin - stretch.begin), slot.host, nbytes, checksum);
+    } else {
+      if (checking) checksum = crc32c(slot.host, nbytes, checksum);
+      deliver(part, slot);
+    }
+  }
+  if (checking) judge(stretch, checksum);
+}
+
+void Load::send(const Stretch& stretch, const Slot& slot) {
+  const uint64_t nbytes = stretch.end - stretch.begin;
+  if (!order_.straight) {
+    read(slot.host, stretch);
+  } else {
+    need(order_.straight->read(slot.device, nbytes, stretch.begin), stretch);
+    if (checks_->checking()) {  // a copy for the processor to look at; the bus's other way has nothing to do
+      ZS_CUDA(cuMemcpyDtoHAsync, slot.host, slot.device, nbytes, slot.stream);
+      ZS_CUDA(cuStreamSynchronize, slot.stream);
+    }
+  }
+  if (checks_->checking()) judge(stretch, crc32c(slot.host, nbytes));
+  deliver(stretch, slot);
 }
 
 bool Load::in_place(const std::byte* place, uint64_t nbytes) const {
@@ -203,15 +245,6 @@ void Load::take_held(const Stretch& stretch, const Slot& slot) {
   else
     std::memcpy(to, bytes, nbytes);
   if (place == nullptr) deliver(stretch, slot);
-}
-
-void Load::check_bytes(const Stretch& stretch, const Slot& slot, const std::byte* bytes, std::byte* to) {
-  const uint64_t nbytes = stretch.end - stretch.begin;
-  if (order_.straight) {  // a copy for the processor to look at; the other way on the bus has nothing to do
-    ZS_CUDA(cuMemcpyDtoHAsync, slot.host, slot.device, nbytes, slot.stream);
-    ZS_CUDA(cuStreamSynchronize, slot.stream);
-  }
-  judge(stretch, to != nullptr ? crc32c_copy(to, bytes, nbytes) : crc32c(bytes, nbytes));
 }
 
 void Load::judge(const Stretch& stretch, uint32_t checksum) {

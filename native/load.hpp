@@ -69,6 +69,10 @@ class Load final : public Job {
     CUstream stream;
   };
 
+  // So much of a block is read and passed on at a time. Smaller requests are slower, but what all threads
+  // have on the way then stays in the processor's cache (docs/decisions/2026-11-30-huge-pages-on-the-way.md).
+  static constexpr uint64_t kWarm = 2 << 20;
+
   Load(const Pool& pool, Order order, std::unique_ptr<Checks> checks, std::vector<Stretch> stretches);
   static void check(const Pool& pool, const Order& order);
   static std::vector<Stretch> cut(const Order& order, const Checks& checks);
@@ -79,7 +83,11 @@ class Load final : public Job {
   // Where all of it belongs, if that is one run of the host's memory.
   std::byte* within_target(const Stretch& stretch) const;
   void take_held(const Stretch& stretch, const Slot& slot);
-  void check_bytes(const Stretch& stretch, const Slot& slot, const std::byte* bytes, std::byte* to);
+  void read(std::byte* to, const Stretch& stretch);
+  void need(bool there, const Stretch& stretch) const;  // the file has it
+  // Through the slot's block, to the host's memory; `place`: where all of it belongs, if that is one run.
+  void pass_on(const Stretch& stretch, const Slot& slot, std::byte* place);
+  void send(const Stretch& stretch, const Slot& slot);  // to the device
   void judge(const Stretch& stretch, uint32_t checksum);
   void deliver(const Stretch& stretch, const Slot& slot);
 

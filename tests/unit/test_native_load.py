@@ -114,6 +114,25 @@ def test_a_target_that_lies_as_in_the_file(pool: Pool, plan: Plan, file: Path, d
         load(pool, plan, file, [target.view(np.float32)], [6], checksums=sums, direct=direct)
 
 
+@pytest.mark.parametrize("into", [0, MIB, 3 * MIB, 4 * MIB, 7 * MIB + 5])
+def test_damage_and_short_files_on_the_way_to_the_host(pool: Pool, plan: Plan, file: Path, into: int) -> None:
+    """Wherever in a block, of which a part is read and passed on at a time."""
+    data = bytearray(file.read_bytes())
+    sums = checksums_of(bytes(data), CHUNK)
+    at = 100 + sum(4 * count + 4 for count in COUNTS[:6]) + into
+    target = np.zeros(COUNTS[6] + 1, np.float32)[1:]
+    load(pool, plan, file, [target], [6], checksums=sums)
+    assert target.tobytes() == piece(bytes(data), 6)
+    data[at] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CorruptError, match=rf"chunk {at // CHUNK} of 3 fails its checksum"):
+        load(pool, plan, file, [target], [6], checksums=sums)
+    os.truncate(file, at)
+    for known in (sums, None):
+        with pytest.raises(CorruptError, match=r"the file ends before|fails its checksum"):
+            load(pool, plan, file, [target], [6], checksums=known)
+
+
 def test_strided_targets_on_the_host(pool: Pool, file: Path) -> None:
     plan = Plan(nbytes=file.stat().st_size, header=b"", chunk_bytes=CHUNK, offsets=[100], sizes=[4 * MIB])
     target = np.zeros((MIB // 64, 128), np.float32)
