@@ -166,3 +166,10 @@ def test_nothing_fits_nothing():
     with pytest.raises(ValueError):
         match(all_of("a"), {}, only="*")
     assert match({}, {}).pairs == ()
+
+
+def test_a_name_takes_all_that_is_below_it_and_no_name_that_goes_on():
+    stored = all_of("m.enc.w", "m.enc[0]", "m.encoder.w", r"m.enc\.w", "m.head", "m2")
+    assert [name for name, _ in match(stored, stored, only="m.enc").pairs] == ["m.enc.w", "m.enc[0]"]
+    left = [name for name, _ in match(stored, stored, only=["m", "!m.enc"]).pairs]
+    assert left == ["m.encoder.w", r"m.enc\.w", "m.head"]

@@ -173,7 +173,7 @@ def test_a_tensor_learning_rate_stays_the_same_tensor() -> None:
     assert optimizer2.param_groups[0]["lr"] is lr
     assert lr.item() == 0.75
     # Stored as a number, kept as a tensor.
-    model3, optimizer3 = twin(OPTIMIZERS["adam"])
+    model3, optimizer3 = twin(OPTIMIZERS["adamw foreach"])
     saved = save(model=model3, optimizer=optimizer3)
     restore(saved, model=model2, optimizer=optimizer2)
     assert optimizer2.param_groups[0]["lr"] is lr

@@ -20,6 +20,7 @@ Strict: TypeAlias = bool | Literal["stored"]
 """Whether stored and wanted names must be the same; with "stored" it is enough that all that is stored is wanted."""
 
 _LISTED = 20
+_BELOW = r"(?:(?<!\\)[.\[].*)?"  # a dot or bracket that is part of a name stands behind a backslash
 
 
 class Glob(msgspec.Struct, frozen=True):
@@ -74,7 +75,7 @@ class Match(msgspec.Struct, frozen=True):
         different: wanted name -> what differs, in words. Never tolerated: `only` can leave such a tensor out.
         renamed: wanted name -> under what name it was looked for, where that is another.
         strict: whether missing and unexpected names are an error; with "stored" unexpected ones alone.
-        hint: what may help.
+        wrapped: whether more would fit without what wrappers add to names.
     """
 
     pairs: tuple[tuple[str, str], ...]
@@ -83,16 +84,16 @@ class Match(msgspec.Struct, frozen=True):
     different: dict[str, str]
     renamed: dict[str, str]
     strict: Strict
-    hint: str
+    wrapped: bool = False
 
 
 def select(only: str | Iterable[str] | None = None, rename: Mapping[str, str] | None = None) -> Selection:
     """Read what a user asked for.
 
     Args:
-        only: globs of names in the target: `*` is any text, dots too, `?` one character, all else itself
-            (also
-            brackets, which names are full of). One that begins with `!` leaves out what the others take.
+        only: globs of names in the target: `*` is any text, dots too, `?` one character, all else itself (also
+            brackets, which names are full of). What a glob takes it takes with all that is below it: `model` takes
+            `model.0.weight`, and not `model2`. One that begins with `!` leaves out what the others take.
         rename: regular expression -> replacement, as in `re.sub`: makes of a name in the target the stored
             one.
 
@@ -149,7 +150,7 @@ def match(
         different=different,
         renamed={name: target for name, target in chosen.items() if target != name},
         strict=strict,
-        hint=_hint(different, bool(bare) and not prefixes),
+        wrapped=bool(bare) and not prefixes,
     )
 
 
@@ -176,14 +177,14 @@ def raise_for(match: Match, *, what: str = "the snapshot") -> None:
         missing=match.missing,
         unexpected=match.unexpected,
         different=match.different,
-        hint=match.hint,
+        hint=_hint(match),
     )
 
 
 def _glob(text: str, begin: int = 0) -> Glob:
     parts = re.split(r"([*?])", re.sub(r"\*+", "*", text[begin:]))
     expression = "".join({"*": ".*", "?": "."}.get(part) or re.escape(part) for part in parts)
-    return Glob(text, re.compile(expression, re.DOTALL))
+    return Glob(text, re.compile(expression + _BELOW, re.DOTALL))
 
 
 def _rule(pattern: str, replacement: str) -> tuple[re.Pattern[str], str]:
@@ -231,11 +232,12 @@ def _difference(stored: Facts, wanted: Facts) -> str:
     return "; ".join(words)
 
 
-def _hint(different: Mapping[str, str], wrapped: bool) -> str:
-    if wrapped:
+def _hint(match: Match) -> str:
+    if match.wrapped:
         return "names differ by what a wrapper of the module adds: prefixes=True takes them as the same"
-    if different:
-        return "leave tensors out with only=['*', '!name'], or make the target as the stored state is"
+    if match.different:
+        first = next(iter(match.different))
+        return f"leave it out with only=['*', '!{first}'], or make the target as the stored state is"
     return "map names with rename=, choose some with only=, or accept what is there with strict=False"
 
 

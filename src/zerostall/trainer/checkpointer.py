@@ -71,7 +71,7 @@ class Checkpointer:
         disk_interval: seconds from one write to disk to the next; the newest snapshot goes then. At once go: the last
             one when training ends or dies, one that is waited for or pinned, and every one with `when_busy="wait"`.
         rng: save Python's, NumPy's and torch's random generators too.
-        only: patterns (`model.head.*`, `!model.base.*`) of what is saved and restored; the rest is left alone.
+        only: patterns (`model.head`, `!model.base`) of what is saved and restored; the rest is left alone.
         frozen: "leave" leaves parameters that ask for no gradient out; a restore says so if the base is another one.
         expect_shapes: name → shape; another shape at a save is an error (a sharded parameter's empty placeholder, say).
         require_finite: patterns (`model.*`) of tensors in which NaN or infinity is an error: such a snapshot is thrown
@@ -307,7 +307,8 @@ class Checkpointer:
         Args:
             step: this very step.
             required: nothing saved is an error.
-            only: patterns (`model.encoder.*`) of names to restore; the rest stays as it is.
+            only: patterns of names to restore, with all below them (`model`, `model.layers.*.weight`, `!model.head`
+                for what is left out); the rest stays as it is.
             rename: regular expressions over the names of this state → the names that were saved.
             strict: "stored" restores over what is there: all that is stored must find its place, the rest stays. False
                 restores what fits and logs what was missing or left over.

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from zerostall.core.boxes import Box
-    from zerostall.core.matching import Selection
     from zerostall.core.pieces import Piece
     from zerostall.core.shards import Entry
     from zerostall.flow.torch_archive import Loose
@@ -130,18 +129,14 @@ def _agreed(
     return None if files is None else bool(files), step
 
 
-def _selection(globs: Sequence[str]) -> Selection:
-    return matching.select([*globs, *(f"{glob}.*" for glob in globs)])  # a name is all that lies below it, too
-
-
 def _need(globs: Sequence[str], modules: set[str]) -> Callable[[str, str], bool]:
     """Whether a tensor, by its root and its name, is needed for what `_taken` takes."""
-    selection = _selection(globs)
+    selection = matching.select(globs)
     return lambda root, name: selection.takes(name) if root in modules else selection.takes_part(root)
 
 
 def _taken(loaded: dict[str, object], modules: set[str], globs: Sequence[str]) -> dict[str, object]:
-    selection = _selection(globs)
+    selection = matching.select(globs)
     taken: dict[str, object] = {}
     for root, part in loaded.items():
         if root in modules:
@@ -192,9 +187,9 @@ def _load_files(
 
 def _fitting(found: dict[str, Loose], globs: Sequence[str] | None, index: Path) -> dict[str, Loose]:
     for glob in globs or ():
-        if not any(map(_selection([glob.removeprefix("!")]).takes, found)):
+        if not any(map(matching.select([glob.removeprefix("!")]).takes, found)):
             raise ValueError(f"only {glob}: {index} holds nothing of that name; it holds {len(found)} tensors")
-    return found if globs is None else {name: one for name, one in found.items() if _selection(globs).takes(name)}
+    return found if globs is None else {name: one for name, one in found.items() if matching.select(globs).takes(name)}
 
 
 def _fetched(

@@ -32,12 +32,16 @@ class Aim:
         different: name -> what differs, in words.
         warnings: what is told and does not stop a restore.
         replaced: name -> the array that takes a read-only one's place.
+        lenient: what fits is restored and what does not is told.
     """
 
-    def __init__(self, stored: StoredState, walk: Walk, selection: Selection, *, prefixes: bool) -> None:
+    def __init__(
+        self, stored: StoredState, walk: Walk, selection: Selection, *, prefixes: bool, lenient: bool = False
+    ) -> None:
         self.stored = stored
         self.selection = selection
         self.prefixes = prefixes
+        self.lenient = lenient
         self.wanted: dict[str, Holder] = {}
         self.direct: list[tuple[str, Holder]] = []
         self.claimed: set[str] = set()

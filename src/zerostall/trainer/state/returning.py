@@ -206,7 +206,8 @@ def _meet(walk: Walk, state: StoredState, asked: Asked, strangers: Sequence[str]
     _refuse_meta(walk)
     walk.raise_problems()
     only = asked.globs
-    target = Aim(state, walk, matching.select(only, asked.rename), prefixes=asked.prefixes)
+    selection = matching.select(only, asked.rename)
+    target = Aim(state, walk, selection, prefixes=asked.prefixes, lenient=asked.strict is False)
     parts = sorted(walk.parts.values(), key=lambda part: _ORDER.get(part.kind, 4))
     for part in parts:
         part.aim(target)
@@ -261,7 +262,7 @@ def _match(stored: StoredState, target: Aim, asked: Asked, only: list[str] | Non
             have[target.selection.stored_name(name)] = _VALUE
     have.update(dict.fromkeys([*target.unused_parts(), *target.unexpected], _VALUE))
     if not want and only is None:
-        return matching.Match((), (), tuple(have), {}, {}, asked.strict, "")
+        return matching.Match((), (), tuple(have), {}, {}, asked.strict)
     found = matching.match(have, want, only=only, rename=asked.rename, strict=asked.strict, prefixes=asked.prefixes)
     # Whatever else a pattern may say, a part is one thing: its second name is there for `only` alone.
     return msgspec.structs.replace(

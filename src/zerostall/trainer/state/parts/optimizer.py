@@ -7,20 +7,21 @@ with torch's own `load_state_dict()`; parameters it does not know keep what they
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from zerostall import native
 from zerostall.core import names
+from zerostall.core.optimizers import Fields, compare
 from zerostall.trainer.state import tensors
 from zerostall.trainer.state.flat import FlatShard, members_of
-from zerostall.trainer.state.parts.optimizer_record import GroupRecord, OptimizerRecord, Slots
+from zerostall.trainer.state.parts.optimizer_class import fields_of, fixed_options
+from zerostall.trainer.state.parts.optimizer_record import GroupRecord, OptimizerRecord, OptimizerValues, Slots
 from zerostall.trainer.state.parts.options import ATOMS, is_lasting, options_of, restore_options
 from zerostall.trainer.state.tree import LiveTree
-from zerostall.trainer.state.walk import Later, OutdatedError, Signs
+from zerostall.trainer.state.walk import OutdatedError, Signs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -28,30 +29,9 @@ if TYPE_CHECKING:
     from zerostall.trainer.state.aim import Aim, Landing
     from zerostall.trainer.state.walk import Walk
 
-_Options: TypeAlias = dict[object, object]
-
 
 def _is_flat(value: object) -> bool:
     return type(value) in ATOMS or (isinstance(value, torch.Tensor) and tensors.is_plain(value))
-
-
-@dataclass(slots=True)
-class _Values(Later):
-    """What an optimizer has beside tensors; `options` may still have what is no option."""
-
-    groups: list[GroupRecord]
-    options: list[_Options]
-    state: dict[str, object]
-    extra: object
-    keys: list[str]
-    host: list[str]
-
-    def tree(self) -> object:
-        rows = [
-            {"params": record.labels, "shapes": record.shapes, "options": options_of(options)}
-            for record, options in zip(self.groups, self.options, strict=True)
-        ]
-        return {"groups": rows, "state": self.state, "extra": self.extra, "keys": self.keys, "host": self.host}
 
 
 class OptimizerPart:
@@ -69,7 +49,7 @@ class OptimizerPart:
         self._groups: list[GroupRecord] = []
         self._options: list[LiveTree] = []
         self._lasting: native.Watch | None = None  # the groups, where their options are values that cannot change
-        self._latest: _Values | None = None  # if the groups were all that had to be copied
+        self._latest: OptimizerValues | None = None  # if the groups were all that had to be copied
         self._surveyed: list[dict[str, object]] = []  # these groups
         self._kept: object = None  # the dict of all state, as surveyed
         self._atoms: list[tuple[str, dict[str, object], list[str]]] = []
@@ -78,6 +58,7 @@ class OptimizerPart:
         self._has_extra = False
         self._host: list[str] = []
         self._keys: list[str] = []
+        self._fields = Fields()
         self._plan: list[tuple[torch.Tensor, Slots]] = []
         self._members: Callable[[Iterable[torch.Tensor]], list[torch.Tensor]] = list
         self._rooms: dict[tuple[int, str], torch.Tensor] = {}
@@ -88,6 +69,11 @@ class OptimizerPart:
     def slots(self) -> dict[torch.Tensor, object]:
         """What the optimizer keeps of parameters, by parameter."""
         return self.optimizer.state
+
+    @property
+    def acting(self) -> torch.optim.Optimizer:
+        """The optimizer whose step changes parameters."""
+        return self.optimizer
 
     def keeps(self, param: torch.Tensor) -> bool:
         """Whether it keeps anything of that parameter in this process."""
@@ -129,6 +115,7 @@ class OptimizerPart:
                     keys.update(dict.fromkeys(state))
         self._host = sorted(host)
         self._keys = [key for key in keys if type(key) is str]
+        self._fields = fields_of(self.acting, self._keys)
         extra = self._extra_state()
         self._has_extra = bool(extra)
         self._extra.gather(walk, extra)
@@ -200,7 +187,7 @@ class OptimizerPart:
     def _extra_state(self) -> dict[object, object]:
         return {key: value for key, value in self.slots.items() if not isinstance(key, torch.Tensor)}
 
-    def values(self) -> _Values:
+    def values(self) -> OptimizerValues:
         if self.slots is not self._kept:  # `optimizer.state = defaultdict(dict)`: the watch knows the one of before
             raise OutdatedError(self.name)
         groups = self.optimizer.param_groups
@@ -211,7 +198,9 @@ class OptimizerPart:
             self._compare_groups(groups)
         if lasting := self._lasting is not None:
             self._lasting.renew()
-        options = [cast("_Options", group.copy()) for group in groups] if lasting else self._copy_options(groups)
+        options = (
+            [cast("dict[object, object]", group.copy()) for group in groups] if lasting else self._copy_options(groups)
+        )
         state: dict[str, object] = {}
         for label, live, keys in self._atoms:
             state[label] = {key: live[key] for key in keys}
@@ -219,7 +208,7 @@ class OptimizerPart:
             state[label] = tree.copy(self.slots[param])
         # The survey fits, so the keys are those of gather().
         extra = self._extra.copy(self._extra_state()) if self._has_extra else {}
-        values = _Values(self._groups, options, state, extra, self._keys, self._host)
+        values = OptimizerValues(self._groups, options, state, extra, self._keys, self._host, self._fields)
         self._latest = values if lasting and groups is self._surveyed and not (state or extra) else None
         return values
 
@@ -247,9 +236,9 @@ class OptimizerPart:
         if all(is_lasting(value) for group in groups for value in options_of(group).values()):
             self._lasting = native.Watch(groups)
 
-    def _copy_options(self, groups: list[dict[str, object]]) -> list[_Options]:
+    def _copy_options(self, groups: list[dict[str, object]]) -> list[dict[object, object]]:
         trees = zip(self._options, groups, strict=True)
-        return [cast("_Options", tree.copy(options_of(group))) for tree, group in trees]
+        return [cast("dict[object, object]", tree.copy(options_of(group))) for tree, group in trees]
 
     # Restoring --------------------------------------------------------------------------------------------------
 
@@ -263,12 +252,14 @@ class OptimizerPart:
             return
         record = OptimizerRecord.read(stored)
         slots = record.slots(aim.stored, stored)
+        verdict = compare(record.fields, self._fields, record.named_options(), fixed_options(self.acting))
         self._keys = record.keys
         aim.leave(stored)
         for found in slots.values():
             aim.claimed.update(found.tensors.values())
         options = record.options()
         taken: set[str] = set()
+        aimed = [self.name] if aim.takes_part(self.name) else []
         for group in self.optimizer.param_groups:
             for param in self._members(group["params"]):
                 known = self._stored_label(aim, slots, param, stored.name)
@@ -279,12 +270,17 @@ class OptimizerPart:
                     taken.add(known)
                     if aim.takes_part(path):
                         self._matched[id(param)] = known
+                        aimed.append(path)
                     if aim.takes_part(path) and self.keeps(param):
                         self._aim_parameter(aim, record, slots[known], param, {**group, **options.get(known, {})})
         for label, found in slots.items():
             if label not in taken:
                 path = stored.name + label if label.startswith("[") else f"{stored.name}.{label}"
                 aim.unexpected.extend(found.tensors.values() or [path])
+        if aimed and not (verdict.fits or (verdict.doubtful and aim.lenient)):
+            aim.differs(aimed[0], verdict.reason)
+        elif aimed and verdict.reason:
+            aim.warnings.append(f"{self.name}: {verdict.reason}")
         if aim.takes_part(self.name):
             self._record = record
             for row in record.groups:

@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from zerostall.core import names
+from zerostall.core.optimizers import Fields
 from zerostall.errors import FormatError
+from zerostall.trainer.state.parts.options import options_of
 from zerostall.trainer.state.refs import names_in, resolve
+from zerostall.trainer.state.walk import Later
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from zerostall.trainer.state.refs import Resolver
     from zerostall.trainer.state.stored import StoredPart, StoredState
+
+
+_UNSAID = Fields()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,34 @@ class GroupRecord:
     labels: list[str]
     shapes: dict[str, list[int]]
     options: dict[str, object]
+
+
+@dataclass(slots=True)
+class OptimizerValues(Later):
+    """What an optimizer has beside tensors; `options` may still have what is no option."""
+
+    groups: list[GroupRecord]
+    options: list[dict[object, object]]
+    state: dict[str, object]
+    extra: object
+    keys: list[str]
+    host: list[str]
+    fields: Fields
+
+    def tree(self) -> object:
+        rows = [
+            {"params": record.labels, "shapes": record.shapes, "options": options_of(options)}
+            for record, options in zip(self.groups, self.options, strict=True)
+        ]
+        own = {"lineage": list(self.fields.lineage), "own": sorted(self.fields.own)}
+        return {
+            "groups": rows,
+            "state": self.state,
+            "extra": self.extra,
+            "keys": self.keys,
+            "host": self.host,
+            "class": own,
+        }
 
 
 @dataclass(slots=True)
@@ -64,6 +98,7 @@ class OptimizerRecord:
         extra: state under keys that are no parameters.
         keys: every key of a parameter's state, in the order the optimizer made them.
         host: keys of state tensors that lay in host memory while their parameter did not.
+        fields: what tells its class from others.
     """
 
     groups: list[GroupRecord]
@@ -71,6 +106,7 @@ class OptimizerRecord:
     extra: dict[object, object]
     keys: list[str]
     host: frozenset[str]
+    fields: Fields = _UNSAID
 
     @staticmethod
     def read(stored: StoredPart) -> OptimizerRecord:
@@ -85,7 +121,13 @@ class OptimizerRecord:
             groups.append(GroupRecord(labels, shapes, options))
         state = cast("dict[str, object]", _dict(stored, tree.get("state")))
         keys, host = _texts(stored, tree.get("keys")), _texts(stored, tree.get("host"))
-        return OptimizerRecord(groups, state, _dict(stored, tree.get("extra")), keys, frozenset(host))
+        if (own := tree.get("class")) is not None:
+            said = _dict(stored, own)
+            lineage, options = _texts(stored, said.get("lineage")), frozenset(_texts(stored, said.get("own")))
+        else:  # of before this was stored, or imported
+            lineage, options = [], frozenset(key for row in groups for key in row.options)
+        fields = Fields(tuple(lineage), options, frozenset(keys))
+        return OptimizerRecord(groups, state, _dict(stored, tree.get("extra")), keys, frozenset(host), fields)
 
     def labels(self) -> list[str]:
         """Labels of all parameters known when this was saved, groups first."""
@@ -98,6 +140,10 @@ class OptimizerRecord:
             if label in group.shapes:
                 return tuple(group.shapes[label])
         return None
+
+    def named_options(self) -> list[dict[str, object]]:
+        """Return the stored options of every group."""
+        return [row.options for row in self.groups]
 
     def options(self) -> dict[str, dict[str, object]]:
         """Return the stored options of every parameter."""

@@ -39,14 +39,14 @@ class ZeroPart(OptimizerPart):
 
     @property
     def slots(self) -> dict[torch.Tensor, object]:
-        return self._local.state
+        return self.acting.state
 
     def keeps(self, param: torch.Tensor) -> bool:
-        return any(param is own for group in self._local.param_groups for own in group["params"])
+        return any(param is own for group in self.acting.param_groups for own in group["params"])
 
     def _holders(self) -> list[dict[str, object]]:
-        return [self.optimizer.__dict__, self._local.__dict__]
+        return [self.optimizer.__dict__, self.acting.__dict__]
 
     @property
-    def _local(self) -> torch.optim.Optimizer:
+    def acting(self) -> torch.optim.Optimizer:
         return cast("torch.optim.Optimizer", getattr(self.optimizer, "optim"))  # noqa: B009 - torch has no stub of it
