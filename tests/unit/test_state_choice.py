@@ -209,3 +209,27 @@ def test_memory_is_taken_back_where_the_snapshot_does_not_fit() -> None:
     with pytest.raises(MismatchError, match="more"):
         restore(saved, options={"meta_to": "cpu"}, m=target)
     assert all(tensor.is_meta for tensor in target.state_dict().values())
+
+
+def test_slips_in_names_are_found_when_the_state_is_handed_over() -> None:
+    model = adapted()
+    roots = {"m": model, "o": torch.optim.AdamW(model.lora.parameters()), "d": {"ema": torch.ones(2)}}
+    for pattern in ("m.laura.*", "model.*", ["m", "!m.laura"], "x*", "optim"):
+        with pytest.raises(ValueError, match=r"require_finite=.* fits no name; names begin with d, m"):
+            State(roots, rng=False, finite=pattern)
+    # An optimizer comes to have more in time, and so may a dict.
+    for pattern in (
+        "m.lora.*",
+        "m",
+        "*",
+        "*.weight",
+        "o*",
+        "o",
+        "o.lora.weight.exp_avg",
+        ["*", "!o.*.step"],
+        "d.new.*",
+    ):
+        State(roots, rng=False, finite=pattern)
+    State(roots, rng=False, finite="another.ranks", choice=Choice(alone=False))
+    with pytest.raises(StateError, match=r"expect_shapes: there is no m\.laura\.weight; names begin with d, m"):
+        State(roots, rng=False, expected={"m.laura.weight": (2, 40), "o.lora.weight.exp_avg": (2, 40)})

@@ -103,8 +103,10 @@ class ExportOptions(Choice):
             raise ValueError("weights finds the module by itself: leave out root, or weights")
         if self.format is not None and self.format not in get_args(ExportFormat):
             raise ValueError(f"format is one of {', '.join(get_args(ExportFormat))}, not {self.format!r}")
-        if self.shard_size is not None and self.shard_size < 1:
-            raise ValueError(f"shard_size is a number of bytes, not {self.shard_size}")
+        if self.shard_size is not None and (not isinstance(self.shard_size, int) or self.shard_size < 1):
+            raise ValueError(f"shard_size is a number of bytes, not {self.shard_size!r}")
+        if self.root is not None and not isinstance(self.root, str):
+            raise TypeError(f"root={self.root!r} is no name")
 
     def format_of(self, out: str) -> ExportFormat:
         """The format of a file or folder of that name. ValueError for an ending that says none."""
@@ -173,6 +175,8 @@ class ImportOptions(Choice):
 
     def __post_init__(self) -> None:
         super(ImportOptions, self).__post_init__()
+        if not isinstance(self.root, str):
+            raise TypeError(f"root={self.root!r} is no name; '' for whole names")
         if self.format is not None and self.format not in get_args(ImportFormat):
             raise ValueError(f"format is one of {', '.join(get_args(ImportFormat))}, not {self.format!r}")
 

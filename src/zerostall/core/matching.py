@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import msgspec
 
@@ -11,7 +12,7 @@ from zerostall.core import names
 from zerostall.errors import MismatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
 Facts: TypeAlias = tuple[str, tuple[int, ...]]
 """Type (torch's name) and shape of a tensor."""
@@ -31,6 +32,11 @@ class Glob(msgspec.Struct, frozen=True):
 
     def fits(self, name: str) -> bool:
         return self.pattern.fullmatch(name) is not None
+
+    def may_fit_below(self, root: str) -> bool:
+        """Return whether it could fit a name below that one, whatever comes to be there."""
+        begin, *wild = re.split(r"[*?]", self.text.removeprefix("!"))
+        return begin == root or begin.startswith((root + ".", root + "[")) or (bool(wild) and root.startswith(begin))
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -87,7 +93,9 @@ class Match(msgspec.Struct, frozen=True):
     wrapped: bool = False
 
 
-def select(only: str | Iterable[str] | None = None, rename: Mapping[str, str] | None = None) -> Selection:
+def select(
+    only: str | Iterable[str] | None = None, rename: Mapping[str, str] | None = None, *, option: str = "only"
+) -> Selection:
     """Read what a user asked for.
 
     Args:
@@ -97,14 +105,34 @@ def select(only: str | Iterable[str] | None = None, rename: Mapping[str, str] | 
         rename: regular expression -> replacement, as in `re.sub`: makes of a name in the target the stored
             one.
 
-    ValueError for an expression that cannot be read, or an empty `only`.
+        option: what the patterns were given as, for messages.
+
+    ValueError for an expression that cannot be read, or an empty `only`; TypeError for what is none.
     """
-    globs = [only] if isinstance(only, str) else None if only is None else list(only)
+    globs = patterns(only, option)
     if globs is not None and not globs:
-        raise ValueError("only=[]: an empty list of patterns takes nothing")
+        raise ValueError(f"{option}=[]: an empty list of patterns takes nothing")
+    if rename is not None and not isinstance(rename, Mapping):
+        raise TypeError(f"rename={rename!r} is no dict of regular expression -> replacement")
     never = [_glob(glob, 1) for glob in globs or () if glob.startswith("!")]
     wanted = [_glob(glob) for glob in globs or () if not glob.startswith("!")]
     return Selection(tuple(wanted) or None, tuple(never), tuple(_rule(*rule) for rule in (rename or {}).items()))
+
+
+def insist_on_strict(strict: Strict) -> None:
+    """ValueError for what is none."""
+    if strict not in (True, False, "stored"):
+        raise ValueError(f"strict={strict!r} is none of True, False, 'stored'")
+
+
+def patterns(given: object, option: str = "only") -> list[str] | None:
+    """What a user gave as one pattern or several, as a list; None where nothing was given."""
+    if given is None:
+        return None
+    globs = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
+    if not all(isinstance(glob, str) for glob in globs):
+        raise TypeError(f"{option}={given!r} is no pattern of names, and no list of such")
+    return cast("list[str]", globs)
 
 
 def match(
@@ -128,8 +156,7 @@ def match(
 
     ValueError where a glob of `only` or an expression of `rename` fits no wanted name: it would be a slip.
     """
-    if strict not in (True, False, "stored"):
-        raise ValueError(f"strict={strict!r} is none of True, False, 'stored'")
+    insist_on_strict(strict)
     selection = select(only, rename)
     insist_on_use(selection, wanted)
     chosen = {name: selection.stored_name(name) for name in wanted if selection.takes(name)}
@@ -188,6 +215,8 @@ def _glob(text: str, begin: int = 0) -> Glob:
 
 
 def _rule(pattern: str, replacement: str) -> tuple[re.Pattern[str], str]:
+    if not isinstance(pattern, str) or not isinstance(replacement, str):
+        raise TypeError(f"rename {pattern!r} to {replacement!r}: both must be text")
     try:
         compiled = re.compile(pattern)
         # What is wrong with a replacement shows only in use: here, on empty groups of the same names.
@@ -199,11 +228,16 @@ def _rule(pattern: str, replacement: str) -> tuple[re.Pattern[str], str]:
     return compiled, replacement
 
 
-def insist_on_use(selection: Selection, wanted: Iterable[str], option: str = "only") -> None:
-    """ValueError, with the option's name, where a pattern of `selection` fits none of these names."""
+def insist_on_use(
+    selection: Selection, wanted: Iterable[str], option: str = "only", growing: Sequence[str] = ()
+) -> None:
+    """ValueError, with the option's name, where a pattern of `selection` fits none of these names.
+
+    `growing`: parts below which there may be more names later; what could fit one of these is let pass.
+    """
     names_left = list(wanted)
     for glob in (*(selection.only or ()), *selection.never):
-        if not any(map(glob.fits, names_left)):
+        if not any(map(glob.fits, names_left)) and not any(map(glob.may_fit_below, growing)):
             raise ValueError(f"{option}={glob.text!r} fits no name; {names.roots(names_left)}")
     for pattern, replacement in selection.rename:
         if not any(pattern.search(name) for name in names_left):

@@ -63,6 +63,8 @@ def bare(name: str) -> str:
 
 def owner_problem(who: str) -> str:
     """Say why this cannot name an owner, or return ''."""
+    if not isinstance(who, str):
+        return "is no text"
     if who.startswith(_RANKS):
         return f"begins with {_RANKS!r}, as owners do that have no name"
     return "" if _PLAIN.fullmatch(who) else "is not 1 to 64 letters, digits, spaces and _ : / -, the first no sign"

@@ -25,6 +25,7 @@ none leads out of the folder it is in.
 
 from __future__ import annotations
 
+import operator
 import re
 
 RUN = "run.json"
@@ -52,6 +53,18 @@ _KEPT = re.compile(r"rank-([0-9]{5,10})-[0-9a-f]{16}\.(?:json|safetensors)")
 _DIGEST = re.compile("[0-9a-f]{64}")
 _LAYOUT = re.compile(r"([0-9a-f]{64})\.json")
 _SPARE = re.compile(r"([0-9a-f]{64})-spare\.json")
+
+
+def step_number(step: int) -> int:
+    """A number of finished training steps; anything that is an integer will do, but no bool."""
+    if isinstance(step, bool) or not hasattr(step, "__index__"):
+        raise TypeError(f"step must be a number of steps, not {step!r}")
+    number = operator.index(step)
+    if number < 0:
+        raise ValueError(f"step must not be negative: {number}")
+    if number > MAX_STEP:
+        raise ValueError(f"step must be less than 2^63: {number}")
+    return number
 
 
 def _step_digits(step: int) -> str:

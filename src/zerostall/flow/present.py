@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, TypeVar
 
+from zerostall.core.steps import step_number
 from zerostall.errors import FormatError, SnapshotNotFoundError, StorageError
 from zerostall.tiers.disk import DiskTier
 
@@ -20,6 +21,7 @@ _SHOWN = 8
 
 def existing(run: RunTier, step: int) -> int:
     """The step itself. SnapshotNotFoundError where it is not committed; names those that are."""
+    step = step_number(step)
     steps = run.steps()
     if step not in steps:
         if isinstance(run, DiskTier) and step in run.links():

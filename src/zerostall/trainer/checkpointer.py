@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from zerostall.config import Frozen, IfExists, Policy, WhenBusy, runtime_dir
+from zerostall.core.steps import step_number
 from zerostall.native import FORKS
 from zerostall.telemetry import Stats, log
 from zerostall.trainer import restore as restoring
@@ -21,7 +22,7 @@ from zerostall.trainer.link import Link
 from zerostall.trainer.lockers import Lockers
 from zerostall.trainer.mappings import Mappings
 from zerostall.trainer.memory import Shelf
-from zerostall.trainer.options import Options, place_of
+from zerostall.trainer.options import Options, insist_on_name, place_of, shapes_of
 from zerostall.trainer.pace import Pace
 from zerostall.trainer.preemption import Preemption, signal_numbers
 from zerostall.trainer.saves import Saves
@@ -151,13 +152,15 @@ class Checkpointer:
                 disks=disks,
                 where=place.where,
             )
+            insist_on_name(run)
             signals = signal_numbers(preempt, grace)
             self._state = State(
                 state,
                 rng=rng,
                 user_guards=guard == "manual",
                 choice=Choice.of(only, frozen, alone=self._world.size == 1),
-                expected=expect_shapes,
+                expected=shapes_of(expect_shapes),
+                finite=self._options.require_finite,
                 world=self._world,
             )
         nodes = agree_on_terms(self._world, self._where, self._options, run=run, rng=rng, guard=guard)
@@ -321,7 +324,7 @@ class Checkpointer:
             CorruptError: every copy is damaged.
         """
         asked = Asked(only=only, rename=rename, strict=strict, prefixes=prefixes, meta_to=meta_to)
-        request = restoring.Request(step, required, asked)
+        request = restoring.Request(None if step is None else step_number(step), required, asked)
         self._require_open()
         with self._turn:
             if self._closed or self._inside:

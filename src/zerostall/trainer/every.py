@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from numbers import Real
 from typing import TYPE_CHECKING
+
+from zerostall.core.steps import step_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,10 +34,10 @@ class Every:
     ) -> None:
         if steps is None and seconds is None:
             raise ValueError("every() needs steps=, seconds=, or both")
-        if steps is not None and steps < 1:
+        if steps is not None and step_number(steps) < 1:
             raise ValueError(f"steps={steps} is not a number of steps")
-        if seconds is not None and not 0 < seconds < float("inf"):
-            raise ValueError(f"seconds={seconds} is not a number of seconds")
+        if seconds is not None and (not isinstance(seconds, Real) or not 0 < seconds < float("inf")):
+            raise ValueError(f"seconds={seconds!r} is not a number of seconds")
         self._pace = pace
         self._propose = propose
         self._go_by = go_by

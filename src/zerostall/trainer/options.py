@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -13,14 +15,15 @@ from zerostall.config import Policy, WhenBusy
 from zerostall.core import matching
 from zerostall.core.policy import Remote
 from zerostall.core.retention import Keep
-from zerostall.core.steps import MAX_STEP
 from zerostall.core.vaults import Peer
 from zerostall.tiers.holding import step_here
 from zerostall.tiers.urls import is_url
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+_LONGEST_NAME = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,10 @@ class Options:
         one_of("policy", policy, get_args(Policy))
         one_of("when_busy", when_busy, get_args(WhenBusy))
         one_of("guard", guard, ("hooks", "manual"))
-        if not isinstance(peer, Peer):
-            one_of("peer", peer, (True, False))
+        if not isinstance(peer, (Peer, bool)):
+            raise TypeError(f"peer={peer!r} is none of True, False, Peer(...)")
+        if remote is not None and not isinstance(remote, (str, Remote)):
+            raise TypeError(f"remote={remote!r} is no URL and no Remote(...)")
         slots, freeze_bytes = _whole("slots", slots), _whole("freeze_bytes", freeze_bytes)
         if slots < 2:
             raise ValueError(
@@ -73,10 +78,10 @@ class Options:
             raise ValueError(f"freeze_bytes={freeze_bytes} is negative")
         if not isinstance(disk_interval, (int, float)) or not 0 <= disk_interval < float("inf"):
             raise ValueError(f"disk_interval={disk_interval!r} is not a number of seconds")
-        if not 0 <= source_checks <= 1:
-            raise ValueError(f"source_checks={source_checks} is not a share of the chunks, from 0 (none) to 1 (all)")
+        if not isinstance(source_checks, Real) or not 0 <= source_checks <= 1:
+            raise ValueError(f"source_checks={source_checks!r} is not a share of the chunks, from 0 (none) to 1 (all)")
         if require_finite is not None:
-            matching.select(require_finite)
+            matching.select(require_finite, option="require_finite")
         return cls(
             keep=keep if isinstance(keep, Keep) else Keep(last=keep),
             policy=policy,
@@ -124,18 +129,33 @@ class Options:
         )
 
 
+def shapes_of(expected: Mapping[str, Sequence[int]] | None) -> dict[str, tuple[int, ...]]:
+    """What `expect_shapes` says; a TypeError where it says no shapes."""
+    try:
+        return {name: tuple(operator.index(size) for size in shape) for name, shape in (expected or {}).items()}
+    except (TypeError, AttributeError):
+        raise TypeError(
+            f"expect_shapes={expected!r} is not of names and shapes: {{'model.weight': (10, 20)}}"
+        ) from None
+
+
 def place_of(where: str | os.PathLike[str] | Remote, remote: str | Remote | None) -> Place:
     """Where a run is: a folder, and beside it a URL; or a URL alone.
 
     Raises:
         ValueError: two URLs were given, or what is no folder's name, or a step's folder.
     """
-    text = where.url if isinstance(where, Remote) else os.fspath(where)
+    text = where.url if isinstance(where, Remote) else path_text("where", where)
     if not text or "\0" in text:
         raise ValueError(f"where={text!r} is no folder")
+    if text == "~" or text.startswith("~/"):
+        raise ValueError(f"where={text!r}: only a shell knows what ~ is; say os.path.expanduser({text!r})")
     if not is_url(text):
         folder = Path(text).absolute()
-        if (step := step_here(folder)) is not None:
+        step = None
+        with contextlib.suppress(OSError):  # what cannot be looked at is the agent's to refuse
+            step = step_here(folder)
+        if step is not None:
             raise ValueError(f"where={text!r} is step {step} of a run: name the run's folder, {folder.parent}")
         return Place(folder, remote)
     if remote is not None:
@@ -172,9 +192,11 @@ def _other_disks(folders: Sequence[str | os.PathLike[str]], where: Path | str) -
     """Absolute paths of folders, none of which is in another or in the run's own."""
     if isinstance(folders, (str, os.PathLike)):
         raise TypeError(f"disks={folders!r} is one folder, not several: disks=[...]")
+    if not isinstance(folders, (list, tuple)):
+        raise TypeError(f"disks={folders!r} is no list of folders")
     if folders and isinstance(where, str):
         raise ValueError(f"disks=...: {where} is no folder, so nothing is written to a disk")
-    found = [Path(os.path.normpath(Path(folder).absolute())) for folder in folders]
+    found = [Path(os.path.normpath(Path(path_text("disks", folder)).absolute())) for folder in folders]
     own = [Path(os.path.normpath(where))] if isinstance(where, Path) else []
     for number, folder in enumerate(found):
         if "\0" in str(folder) or str(folder).encode("utf-8", "replace").decode() != str(folder):
@@ -183,6 +205,23 @@ def _other_disks(folders: Sequence[str | os.PathLike[str]], where: Path | str) -
             if folder.is_relative_to(other) or other.is_relative_to(folder):
                 raise ValueError(f"disks: {folder} and {other} are not apart")
     return tuple(map(str, found))
+
+
+def insist_on_name(run: object) -> None:
+    """TypeError or ValueError for what is no name of a run."""
+    if run is not None and not isinstance(run, str):
+        raise TypeError(f"run={run!r} is no name: it must be text")
+    if run and (len(run) > _LONGEST_NAME or not run.isprintable()):
+        raise ValueError(
+            f"run={run[:40]!r}: a name has at most {_LONGEST_NAME} characters, all of which can be printed"
+        )
+
+
+def path_text(name: str, path: object) -> str:
+    """A path as text, which bytes are not: names in messages and records would be others than the user's."""
+    if not isinstance(path, (str, os.PathLike)) or not isinstance(text := os.fspath(path), str):
+        raise TypeError(f"{name}={path!r} is no path: a str, or a pathlib.Path")
+    return text
 
 
 def _whole(name: str, number: int) -> int:
@@ -197,18 +236,6 @@ def _whole(name: str, number: int) -> int:
 def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{name}={value!r} is none of {', '.join(map(repr, allowed))}")
-
-
-def step_number(step: int) -> int:
-    """A number of finished training steps; anything that is an integer will do, but no bool."""
-    if isinstance(step, bool) or not hasattr(step, "__index__"):
-        raise TypeError(f"step must be a number of steps, not {step!r}")
-    number = operator.index(step)
-    if number < 0:
-        raise ValueError(f"step must not be negative: {number}")
-    if number > MAX_STEP:
-        raise ValueError(f"step must be less than 2^63: {number}")
-    return number
 
 
 def metric_number(metric: float) -> float:

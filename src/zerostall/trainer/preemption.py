@@ -8,6 +8,7 @@ import select
 import signal
 import threading
 import time
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from zerostall.telemetry import log
@@ -22,10 +23,10 @@ _TWICE_SECONDS = 1.0
 
 def signal_numbers(signals: Sequence[str | int], grace: float) -> tuple[int, ...]:
     """What the user wrote, checked."""
-    if not 0 < grace < float("inf"):
-        raise ValueError(f"grace={grace} is not a number of seconds")
-    if isinstance(signals, str):
-        raise ValueError(f"preempt={signals!r}: say preempt=({signals!r},)")
+    if not isinstance(grace, Real) or not 0 < grace < float("inf"):
+        raise ValueError(f"grace={grace!r} is not a number of seconds")
+    if not isinstance(signals, (list, tuple, set, frozenset)):
+        raise ValueError(f"preempt={signals!r}: say preempt=({signals or 'SIGTERM'!r},)")
     if signals and threading.current_thread() is not threading.main_thread():
         raise ValueError("preempt= needs the main thread: only it may handle signals")
     return tuple(_number(one) for one in signals)

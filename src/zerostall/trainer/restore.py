@@ -88,6 +88,7 @@ def restore(source: Source, state: State, request: Request) -> Outcome:
     world, where = source.world, source.where
     what = "restore()" if request.step is None else f"restore(step={request.step})"
     with world.excused(what), world.pulse():
+        request.asked.insist()
         copies = _find(source.link, where)
     common = _agree(world, copies, request, what)
     damaged = dict(common.left_out)

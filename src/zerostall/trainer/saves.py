@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, get_args
 
 from zerostall.config import WhenBusy
 from zerostall.core.roll import Save
-from zerostall.core.steps import MAX_STEP
+from zerostall.core.steps import MAX_STEP, step_number
 from zerostall.errors import AgentError, ZerostallError
 from zerostall.telemetry import log
 from zerostall.trainer import interrupts
 from zerostall.trainer.captures import Captures
 from zerostall.trainer.flight import Flight, Wish
 from zerostall.trainer.guard import Guard
-from zerostall.trainer.options import metric_number, one_of, step_number
+from zerostall.trainer.options import metric_number, one_of
 from zerostall.trainer.policies import Policies
 from zerostall.trainer.saving import Desk, Saving
 from zerostall.trainer.sealer import TOLD_SECONDS, Sealer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -78,6 +79,8 @@ class Saving(msgspec.Struct, eq=False, weakref=True):
         tiers = self._desk.tiers
         if tier not in tiers:
             raise ValueError(f"no tier {tier!r}: this run has {', '.join(map(repr, tiers))}")
+        if timeout is not None and not isinstance(timeout, Real):
+            raise TypeError(f"timeout={timeout!r} is not a number of seconds")
         if self.skipped:
             raise ReplacedError(f"step {self.step} was skipped: {self.skipped}", hint="look at Saving.skipped")
         start = time.monotonic()

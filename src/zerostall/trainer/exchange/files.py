@@ -51,6 +51,8 @@ def export(
         StorageError: `out` is there already, or cannot be written.
         ValueError: nothing is chosen, or `out` has an ending that says no format.
     """
+    if not isinstance(options, ExportOptions):
+        raise TypeError(f"options={options!r}: say zerostall.ExportOptions(...)")
     path = Path(out)
     kind = options.format_of(path.name)
     convert = None
@@ -102,6 +104,8 @@ def import_file(
         RunBusyError: an agent or another import writes to the folder.
         ValueError: nothing is chosen.
     """
+    if not isinstance(options, ImportOptions):
+        raise TypeError(f"options={options!r}: say zerostall.ImportOptions(...)")
     path = Path(source)
     if not path.exists():
         raise SnapshotNotFoundError(f"{path} does not exist")

@@ -68,12 +68,14 @@ def load(
     Raises:
         SnapshotNotFoundError: there is no such folder or step.
         CorruptError: the step or a file is damaged.
+        CapabilityError: there is no such device here.
         ValueError: a pattern fits nothing.
     """
-    globs = None if only is None else [only] if isinstance(only, str) else list(only)
-    goal = torch.device("cpu" if device is None else device)
+    globs = matching.patterns(only)
+    goal = tensors.device_of("cpu" if device is None else device)
     files, step = _agreed(where, step, process_group)
     with Beginning(goal, process_group) as beginning:
+        tensors.insist_on_device(goal)
         index = _index_of(where)
         if files is not None and files != (index is not None):
             raise SnapshotNotFoundError(f"{where} is not on this rank what it is on rank 0")

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zerostall.core import matching
+from zerostall.trainer.state import tensors
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -28,10 +31,17 @@ class Asked:
     prefixes: bool = False
     meta_to: str | torch.device | None = None
 
+    def insist(self) -> None:
+        """ValueError, TypeError or CapabilityError, by the option's name, for what makes no sense here."""
+        matching.select(self.only, self.rename)
+        matching.insist_on_strict(self.strict)
+        if self.meta_to is not None:
+            tensors.insist_on_device(tensors.device_of(self.meta_to, "meta_to"), "meta_to")
+
     @property
     def globs(self) -> list[str] | None:
         """`only` as a list."""
-        return [self.only] if isinstance(self.only, str) else None if self.only is None else list(self.only)
+        return matching.patterns(self.only)
 
 
 EVERYTHING = Asked()

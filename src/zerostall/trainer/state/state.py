@@ -148,6 +148,7 @@ class State:
             optimizers without torch's hooks, and every trainable parameter, may be read after `save`.
         choice: which of it all is saved and restored. ValueError where a pattern fits nothing.
         expected: name of a tensor -> its global shape; any other, or none of that name, is a StateError at `survey`.
+        finite: patterns of names that must fit something.
         world: the ranks that hold the state together.
 
     Attributes:
@@ -162,6 +163,7 @@ class State:
         user_guards: bool = False,
         choice: Choice | None = None,
         expected: Mapping[str, Sequence[int]] | None = None,
+        finite: str | Sequence[str] | None = None,
         world: World | None = None,
     ) -> None:
         self._roots, self._rank_local = unmarked(dict(roots))
@@ -182,6 +184,7 @@ class State:
         if len(walk.problems) > len(walk.meta):
             walk.raise_problems()
         self._choice.insist_on_use(walk.asked)
+        surveying.insist_on_names(walk, self._expected, finite)
         self.optimizers = walk.optimizers
 
     def _walk(self, roots: Mapping[str, object], *, fresh: frozenset[str] = frozenset()) -> Walk:

@@ -10,6 +10,7 @@ import msgspec
 
 from zerostall import native
 from zerostall.core import layout as layouts
+from zerostall.core import matching, names
 from zerostall.core.boxes import Box
 from zerostall.core.layout import Shard, View
 from zerostall.core.own import bare, is_own, own_name, owned_name
@@ -279,6 +280,30 @@ def insist_on_shapes(found: Found, expected: Mapping[str, tuple[int, ...]]) -> N
             "this state is not what it is expected to be:\n  " + "\n  ".join(wrong),
             hint="gather sharded parameters before they are saved, or mend expect_shapes",
         )
+
+
+def insist_on_names(walk: Walk, expected: Mapping[str, tuple[int, ...]], finite: str | Sequence[str] | None) -> None:
+    """Find slips in names before anything is trained. What a module will have is known; of optimizers and the like,
+    which may come to have more, the name of the part is all that can be wrong yet.
+
+    Raises:
+        StateError: there is no tensor of a name in `expected`.
+        ValueError: a pattern of `finite` fits nothing, where there are no other ranks that it may be meant for.
+    """
+    known = {leaf.name for leaf in walk.leaves} | walk.meta.keys()
+    growing = [part.name for part in walk.parts.values() if part.kind != "module"]
+    lost = [name for name in expected if name not in known and not name.startswith(tuple(map(_below, growing)))]
+    if lost:
+        raise StateError(
+            f"expect_shapes: there is no {', '.join(lost)}; {names.roots(known)}",
+            hint="names are those that `zerostall show` lists",
+        )
+    if finite is not None and walk.choice.alone:
+        matching.insist_on_use(matching.select(finite, option="require_finite"), known, "require_finite", growing)
+
+
+def _below(name: str) -> str:
+    return name + "."
 
 
 _Boxes = list[tuple[str, tuple[int, ...], "tuple[tuple[Box, Box], ...]"]]

@@ -12,6 +12,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # pyright: ignore[repor
 
 from zerostall.core.boxes import Box
 from zerostall.core.dtypes import DTYPES
+from zerostall.errors import CapabilityError
 from zerostall.trainer.state.flat import FlatShard
 
 if TYPE_CHECKING:
@@ -106,6 +107,26 @@ def is_array(value: object) -> TypeGuard[numpy.ndarray]:
 def is_holder(value: object) -> TypeGuard[Holder]:
     """Return whether `value` is a tensor, or an array of a type that images can hold or must be refused by name."""
     return isinstance(value, torch.Tensor) or (is_array(value) and value.dtype.kind in "biufcOV")
+
+
+def device_of(device: str | torch.device, option: str = "device") -> torch.device:
+    """The device that a user named. ValueError for a name that torch does not know."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"{option}={device!r} is no device such as 'cpu', 'cuda' or 'cuda:1'") from None
+    if found.type not in _DEVICES:
+        raise ValueError(f"{option}={device!r}: tensors are restored into memory of 'cpu' or 'cuda'")
+    return found
+
+
+def insist_on_device(device: torch.device, option: str = "device") -> None:
+    """CapabilityError where this machine, or this build of torch, has no such device."""
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise CapabilityError(
+            f"{option}={str(device)!r}: torch sees {torch.cuda.device_count()} CUDA devices here",
+            hint="`zerostall doctor` says what this machine can do, and why not",
+        )
 
 
 def torch_dtype(name: str) -> torch.dtype:
