@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from parley import Node, Trainer
+from parley import LAYOUT, SLOTS, Node, Trainer
 from zerostall.agent.replication import Replication
 from zerostall.core.candidates import Past
 from zerostall.core.placement import ImageId
+from zerostall.tiers.host import stride_of
 from zerostall.wire import messages as m
 from zerostall.wire import peers as p
 
@@ -80,3 +81,14 @@ def test_what_a_dirty_make_of_its_number_took_from_home_is_not_called_gone(node:
     said = offer()
     assert not said.images and past not in said.gone and Past(1, past.created + 1) in said.gone
     assert Past(said.settled[0].step, said.settled[0].created) == past
+
+
+def test_memory_for_other_nodes_sake_keeps_no_rank_from_saving(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine, or its budget by now, has room for what was asked for and for no more."""
+    monkeypatch.setattr(node.run, "lends", lambda *_: SLOTS + 2)
+    node.budget.limit = (SLOTS + 1) * stride_of(LAYOUT)
+    trainer = Trainer(node)
+    trainer.lease()
+    tier = node.run.berths[0].current
+    assert tier is not None and tier.slots.count == SLOTS
+    assert trainer.save(1) is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -14,10 +15,12 @@ from images import CHUNK, HandMade, make_layout
 from zerostall import native
 from zerostall.core.shards import View
 from zerostall.errors import AgentError, CorruptError
+from zerostall.trainer import file_loads
 from zerostall.trainer.arrivals import Arrivals, Coming
 from zerostall.trainer.devices import Devices
+from zerostall.trainer.file_loads import File
 from zerostall.trainer.mappings import Mappings
-from zerostall.trainer.pouring import Loading
+from zerostall.trainer.pouring import Loading, through
 from zerostall.trainer.state.spread import Loose
 from zerostall.wire import messages as m
 
@@ -123,3 +126,40 @@ def test_what_does_not_fit_its_checksum_is_damaged_unless_the_agent_is_another(
     trainer = Trainer(stack, agent)
     with pytest.raises(AgentError if anew else CorruptError):
         trainer.read(trainer.told(agent.memory, 0))
+
+
+class Interrupted:
+    """A job that Ctrl-C keeps one from waiting for."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def cancel(self) -> None:
+        self.said.append("cancel")
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.said.append("wait")
+        if len(self.said) == 1:
+            raise KeyboardInterrupt
+        return True
+
+
+def test_a_job_whose_waiting_is_interrupted_has_ended_before_its_memory_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error's frames hold the job, so that nobody else would await it before the memory is unmapped."""
+    job = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        through(cast("Any", job))
+    assert job.said == ["wait", "cancel", "wait"]
+
+    job = Interrupted()
+    job.said.append("begun")
+    monkeypatch.setattr(file_loads, "begin", lambda *_, **__: job)
+    plan = native.Plan(nbytes=4, header=b"", chunk_bytes=CHUNK, offsets=[0], sizes=[4])
+    with contextlib.ExitStack() as stack:
+        file = File(os.memfd_create("file"), Path("file"), 4)
+        stack.callback(os.close, file.fd)
+        loading = Loading(native.Pool("test", 1), Devices(), plan, [torch.zeros(1)], [0], file)
+        loading.begin()
+        loading.give_up()
+        loading.give_up()
+    assert job.said[1:3] == ["cancel", "wait"]

@@ -115,11 +115,14 @@ class Requests:
 
     def _lease(self, client: Client, run: Run, berth: Berth, request: m.Lease) -> None:
         layout = layouts.decode(request.layout, request.begins)
+        lent = run.lends(berth, layout, request.slots)
         try:
-            tier = berth.lease(layout, request.slots, run.lends(berth, layout, request.slots))
-        except CapacityError:
-            if not self._reclaim():
+            tier = berth.lease(layout, request.slots, lent)
+        except CapacityError as error:
+            if not self._reclaim() and lent <= request.slots:
                 raise
+            # What is lent for other nodes' sake keeps no rank from saving: the machine may have less than the budget.
+            log.info("%s, rank %d: memory for %d images alone: %s", run.where, berth.rank, request.slots, error.args[0])
             tier = berth.lease(layout, request.slots)
         run.folder.begins_with(layout)
         berth.take_back_grant()

@@ -14,7 +14,7 @@ from zerostall import native
 from zerostall.core import steps as names
 from zerostall.errors import AgentError, CorruptError
 from zerostall.trainer.file_loads import File
-from zerostall.trainer.pouring import raise_first
+from zerostall.trainer.pouring import raise_first, through
 from zerostall.trainer.state import writes
 from zerostall.wire import messages as m
 
@@ -52,7 +52,7 @@ class _Expected:
         _, nbytes = self.record.extent(chunk)
         sums = self.record.checksums[chunk : chunk + 1]
         check = native.Verify(self.pool, segment.address + offset, nbytes, self.record.chunk_bytes, sums)
-        check.wait(None)
+        through(check)
         if check.bad:
             name = names.image_file(self.record.rank)
             raise CorruptError(f"{name}: chunk {chunk} of {len(self.record.checksums)} fails its checksum")

@@ -26,7 +26,7 @@ from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError
 from zerostall.telemetry import log
 from zerostall.trainer.arrivals import Arrivals, Coming
 from zerostall.trainer.file_loads import File
-from zerostall.trainer.pouring import Filed, Loading, Mapped, pour
+from zerostall.trainer.pouring import Filed, Loading, Mapped, pour, through
 from zerostall.trainer.state import writes
 from zerostall.trainer.state.stored_step import Images
 from zerostall.wire import messages as m
@@ -263,6 +263,7 @@ class _Writing:
         record = image.record
         plan, targets = _runs(record, share)
         loading = Loading(self._pool, self._source.devices, plan, targets, range(len(targets)), image.file)
+        stack.callback(loading.give_up)
         if isinstance(image, Coming):
             loose = share.loose(record.chunk_bytes)
             image.arrivals.expect(record, self._pool, loading, loose)
@@ -302,6 +303,7 @@ class _Writing:
         if first.common:
             # Read once for all by the agent, while the rest comes from the file.
             image = _in_memory(self._source, stack, self._copy, first.record, first.common)
+            stack.callback(first.loading.give_up)  # before that memory goes
             first.loading.begin(first.common, held=image.address)
         try:
             first.loading.end()
@@ -360,7 +362,7 @@ def _check(pool: native.Pool, image: Mapped, chunks: Sequence[int], label: str) 
             record.chunk_bytes,
             record.checksums[first : last + 1],
         )
-        job.wait(None)
+        through(job)
         if job.bad:
             chunk = first + job.bad[0]
             raise CorruptError(

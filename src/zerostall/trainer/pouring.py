@@ -79,7 +79,7 @@ class Filed:
             checksums=record.checksums,
             direct=True,
         )
-        job.wait(None)
+        through(job)
         if job.bad:
             raise CorruptError(f"{self.file.path}: chunk {job.bad[0]} of {len(record.checksums)} fails its checksum")
         return Mapped(record, segment, 0, verified=True)
@@ -126,18 +126,24 @@ class Loading:
             spare = self._stagings.setdefault(ordinal, [])
             staging = spare.pop() if spare else native.Staging(self._pool.threads, device)
             with file_loads.apart(self._file) as file:
-                job = file_loads.begin(
-                    self._pool,
-                    file,
-                    self._plan,
-                    targets,
-                    pieces,
-                    staging=staging,
-                    device=device,
-                    only=only,
-                    held=held,
+                # In one go: a job that is interrupted (Ctrl-C) before it is noted is awaited, for nobody holds it.
+                self._jobs.append(
+                    (
+                        file_loads.begin(
+                            self._pool,
+                            file,
+                            self._plan,
+                            targets,
+                            pieces,
+                            staging=staging,
+                            device=device,
+                            only=only,
+                            held=held,
+                        ),
+                        ordinal,
+                        staging,
+                    )
                 )
-            self._jobs.append((job, ordinal, staging))
 
     def bring(self, chunk: int, address: int) -> None:
         """Begin to bring one chunk from memory, which stays as it is until `settled` has returned."""
@@ -156,6 +162,12 @@ class Loading:
                     job.wait()
             self._stagings[ordinal].append(staging)
 
+    def give_up(self) -> None:
+        """What was begun and is not settled comes to nothing, and touches no memory afterwards."""
+        for job, _, _ in self._jobs:
+            job.cancel()
+        self.settled([])
+
     def end(self) -> None:
         """Wait for all that was begun, and do what that leaves to be done.
 
@@ -166,6 +178,19 @@ class Loading:
         self.settled(problems)
         raise_first(problems)
         self._straightened.pour()
+
+
+def through(job: native.Job) -> None:
+    """Wait until a job has ended. Whatever keeps this from waiting (Ctrl-C) ends the job first: memory that it reads
+    goes next, and who holds the error holds the job.
+    """
+    try:
+        job.wait(None)
+    except BaseException:
+        job.cancel()
+        with contextlib.suppress(ZerostallError):
+            job.wait(None)
+        raise
 
 
 def raise_first(problems: list[BaseException]) -> None:

@@ -31,7 +31,7 @@ from zerostall.trainer import collecting
 from zerostall.trainer.arrivals import Arrivals, Coming
 from zerostall.trainer.captures import plan_of
 from zerostall.trainer.file_loads import File
-from zerostall.trainer.pouring import Filed, Loading, Mapped, pour
+from zerostall.trainer.pouring import Filed, Loading, Mapped, pour, through
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
@@ -352,7 +352,7 @@ def _write(
     if targets.views and not image.verified:
         # Aliases that are apart in the target are read from all over the image: it is checked whole, first.
         check = native.Verify(pool, image.address, record.nbytes, record.chunk_bytes, record.checksums)
-        check.wait(None)
+        through(check)
         if check.bad:
             raise CorruptError(f"{copy.label}: chunk {check.bad[0]} of {len(record.checksums)} fails its checksum")
     state.about_to_write(targets)
