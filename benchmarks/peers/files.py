@@ -17,7 +17,7 @@ class Folders:
 
     def __init__(self, training: Training, folder: Path) -> None:
         self.folder = folder
-        self.folder.mkdir()
+        self.folder.mkdir(exist_ok=True)  # all ranks save in one
         self.state = state_of(training)
         self.skipped = 0
         self._kept: list[Path] = []
@@ -71,12 +71,17 @@ class DcpDefault(Folders):
     def __init__(self, training: Training, folder: Path) -> None:
         super().__init__(training, folder)
         self._running = None
+        several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+        # Its threads speak to those of other ranks while training does so over its own group.
+        self._ranks: dict[str, object] = (
+            {"process_group": torch.distributed.new_group(backend="gloo")} if several else {"no_dist": True}
+        )
 
     def save(self, step: int) -> None:
         import torch.distributed.checkpoint as dcp
 
         self.drain()
-        self._running = dcp.async_save(self.state, checkpoint_id=self.next_path(step), no_dist=True)
+        self._running = dcp.async_save(self.state, checkpoint_id=self.next_path(step), **self._ranks)
 
     def drain(self) -> None:
         if self._running is not None:
@@ -86,7 +91,7 @@ class DcpDefault(Folders):
     def load(self) -> dict[str, torch.Tensor]:
         import torch.distributed.checkpoint as dcp
 
-        dcp.load(self.state, checkpoint_id=self.newest, no_dist=True)  # in place
+        dcp.load(self.state, checkpoint_id=self.newest, **self._ranks)  # in place
         return tensors_in(self.state)
 
 
@@ -111,7 +116,7 @@ class DcpStager(DcpDefault):
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()  # its stream waits for no other: without this it may read too early
         self._saving = dcp.async_save(
-            self.state, checkpoint_id=self.next_path(step), async_stager=self._stager, no_dist=True
+            self.state, checkpoint_id=self.next_path(step), async_stager=self._stager, **self._ranks
         )
 
     def before_update(self) -> None:

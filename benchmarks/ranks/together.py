@@ -17,11 +17,16 @@ from zerostall.wire import channel, rendezvous
 PATIENCE = 300.0
 
 
-def slowest(value: float) -> float:
-    """The largest of all ranks' values."""
+def every_rank(value: float) -> list[float]:
+    """All ranks' values."""
     every: list[float] = [0.0] * dist.get_world_size()
     dist.all_gather_object(every, value)
-    return max(every)
+    return every
+
+
+def slowest(value: float) -> float:
+    """The largest of all ranks' values."""
+    return max(every_rank(value))
 
 
 def together(call: Callable[[], object]) -> float:
