@@ -307,7 +307,8 @@ def main() -> None:
         for kind in ("peer", "host"):
             with scratch(arguments.folder) as folder:
                 facts = SimpleNamespace(model=arguments.model, device="cuda", slots=3, steps=6, peer=kind == "peer")
-                death = die_and_come_back(facts, folder)  # pyright: ignore[reportArgumentType]
+                facts.ranks, facts.kill, facts.then, facts.tier = 1, "all", "", "host"
+                death, *_ = die_and_come_back(facts, folder)  # pyright: ignore[reportArgumentType]
                 tell(f"death_{kind}", {"seconds_since_the_kill": death.at, "exact": death.exact, "tier": death.tier,
                                        "steps_lost": death.lost, "log": death.registered})  # fmt: skip
 

@@ -2,6 +2,8 @@
 
     python -m benchmarks.recovery --model gpt-3b                       # 36 GB on a GPU
     python -m benchmarks.recovery --model gpt-3b --ranks 2             # 36 GB on two, dealt out with FSDP2; both killed
+    ... --ranks 8 --kill one               # one is killed, and a launcher kills the others when it notices
+    ... --ranks 8 --then 4,8 --tier disk   # all are killed, and so many come back; and again; memory is lost
     python -m benchmarks.recovery --model tiny --device cpu --ranks 2  # to try it
 
 A trainer saves at every step and is killed in the middle of one, of several ranks all at once. Others are started at
@@ -13,21 +15,25 @@ The state that comes back is compared by fingerprint with that of the save.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.machine import ROOT
 from benchmarks.report import Report, median, seconds
 
-STAGES = ("imports", "device", "met", "model", "checkpointer", "restored", "step")
+STAGES = ("noticed", "imports", "device", "met", "model", "checkpointer", "restored", "step")
 GOAL = 15.0
 PATIENCE = 400.0
+NOTICES = 0.1  # seconds until torchrun looks at its processes again
 
 
 @dataclass
@@ -39,6 +45,7 @@ class Death:
         registered: what the log says of mapping and registering.
         exact: the fingerprint after the restore is that of the save of that step.
         lost: steps that had been begun after the one that came back.
+        ranks, successors: how many there were, and how many came back.
     """
 
     at: dict[str, float] = field(default_factory=dict)
@@ -47,15 +54,17 @@ class Death:
     tier: str = ""
     lost: int = 0
     nbytes: int = 0
+    ranks: int = 1
+    successors: int = 1
 
 
-def fingerprint(tensors: list) -> int:
+def fingerprint(tensors: Iterable, device: str) -> int:
     """64 bits over every bit of some tensors and where it stands."""
     import torch
 
-    total = torch.zeros((), dtype=torch.int64, device=tensors[0].device)
+    total = torch.zeros((), dtype=torch.int64, device=device)
     for number, tensor in enumerate(tensors, 1):
-        flat = tensor.detach().contiguous().reshape(-1).view(torch.int32)
+        flat = tensor.detach().to(total.device).contiguous().reshape(-1).view(torch.int32)
         for part, words in enumerate(flat.split(1 << 26)):
             places = torch.arange(1, len(words) + 1, dtype=torch.int64, device=words.device)
             total = total * 31 + (words.to(torch.int64) * (2 * places + 1)).sum() * (number + part)
@@ -76,7 +85,7 @@ def train(arguments: argparse.Namespace) -> None:
     from zerostall import Checkpointer
 
     tell(stage="imports")
-    several, cuda = arguments.ranks > 1, arguments.device == "cuda"
+    several, cuda = arguments.ranks > 1 or arguments.whole, arguments.device == "cuda"
     device = f"cuda:{arguments.rank}" if cuda else arguments.device
     if cuda:
         torch.cuda.set_device(arguments.rank)
@@ -114,92 +123,140 @@ def train(arguments: argparse.Namespace) -> None:
     loop.clock.synchronize()
     tell(stage="restored", step=done, tier=ckpt.stats.restored_from)
 
-    def all_tensors() -> list[torch.Tensor]:
-        found = list(loop.model.parameters())
-        for state in loop.optimizer.state.values():
-            found += [value for value in state.values() if isinstance(value, torch.Tensor)]
-        return [one.to_local() if isinstance(one, DTensor) else one for one in found]
+    def facts() -> dict[str, int]:
+        """Fingerprint and bytes of what this rank has, or of all there is, however it is dealt out."""
+        states = (loop.optimizer.state[one] for one in loop.model.parameters())
+        found = [*loop.model.parameters(), *(state[key] for state in states for key in sorted(state))]
+        local = [one.to_local() if isinstance(one, DTensor) else one for one in found]
+        whole = (one.full_tensor() if isinstance(one, DTensor) else one for one in found)
+        return {
+            "fingerprint": fingerprint(whole if arguments.whole else local, device),
+            "nbytes": sum(one.nbytes for one in local),
+        }
 
     if done:
-        tell(fingerprint=fingerprint(all_tensors()), step=done)
+        tell(step=done, **facts())
     for step in range(done + 1, 1_000_000):
         loop.step(None, lambda: None)
         loop.clock.synchronize()
         tell(stage="step", step=step)
-        saving = ckpt.save(step)  # to memory; a disk would take longer for a large state than the steps here
-        tell(fingerprint=fingerprint(all_tensors()), step=step, nbytes=sum(one.nbytes for one in all_tensors()))
-        if step == 1:
-            saving.wait("host", timeout=PATIENCE)
+        tell(step=step, **facts())
+        kept = arguments.tier == "disk" and step == done + arguments.steps
+        # Else to memory: a disk would take longer for a large state than the steps here.
+        saving = ckpt.save(step, when_busy="wait" if kept else "skip")
+        if step == 1 or kept:
+            saving.wait("disk" if kept else "host", timeout=PATIENCE)
+        tell(saved=step)
 
 
 class Trainer:
     """A trainer's process and what it tells."""
 
-    def __init__(self, arguments: argparse.Namespace, folder: Path, rank: int, attempt: str) -> None:
+    def __init__(self, arguments: argparse.Namespace, folder: Path, rank: int, ranks: int, attempt: int) -> None:
         command = [sys.executable, "-m", "benchmarks.recovery", "--train", "--out", str(folder / "saved")]
-        command += ["--ranks", str(arguments.ranks), "--rank", str(rank), "--meeting", str(folder / attempt)]
+        command += ["--ranks", str(ranks), "--rank", str(rank), "--meeting", str(folder / f"meeting-{attempt}")]
         command += ["--model", arguments.model, "--device", arguments.device, "--slots", str(arguments.slots)]
+        command += ["--steps", str(arguments.steps), "--tier", arguments.tier]
         command += ["--peer"] if arguments.peer else []
-        self.started = time.monotonic()
-        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        command += ["--whole"] if arguments.then else []
+        environment = {"GLOO_SOCKET_IFNAME": "lo"} if arguments.device == "cpu" else {}
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
+        )
         self.fingerprints: dict[int, int] = {}
+        self.step = self.nbytes = 0
 
     def next(self) -> dict:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
             raise SystemExit(f"the trainer ended by itself, code {self.process.wait()}")
-        facts = json.loads(line)
+        return self._heard(json.loads(line))
+
+    def _heard(self, facts: dict) -> dict:
         if "fingerprint" in facts:
             self.fingerprints[facts["step"]] = facts["fingerprint"]
+            self.nbytes = facts["nbytes"]
+        if facts.get("stage") == "step":
+            self.step = facts["step"]
         return facts
+
+    def until_saved(self, step: int) -> None:
+        """Until it has begun to save a step; with `--tier disk`, that is whole there."""
+        while self.next().get("saved", 0) < step:
+            pass
 
     def kill(self) -> None:
         self.process.kill()
 
     def end(self) -> None:
-        """Wait for one that was killed."""
+        """Wait for one that was killed, and hear what it said at last."""
         self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        if self.process.stdout is None or self.process.stdout.closed:
+            return
+        for line in self.process.stdout:
+            with contextlib.suppress(json.JSONDecodeError):  # it was killed while it told
+                self._heard(json.loads(line))
+        self.process.stdout.close()
 
 
-def trainers(arguments: argparse.Namespace, folder: Path, attempt: str) -> list[Trainer]:
+def trainers(arguments: argparse.Namespace, folder: Path, ranks: int, attempt: int) -> list[Trainer]:
     """One of each rank, all started now; an attempt has a meeting point of its own."""
-    return [Trainer(arguments, folder, rank, attempt) for rank in range(arguments.ranks)]
+    return [Trainer(arguments, folder, rank, ranks, attempt) for rank in range(ranks)]
 
 
-def die_and_come_back(arguments: argparse.Namespace, folder: Path) -> Death:
-    death = Death()
-    first = trainers(arguments, folder, "first")
-    second: list[Trainer] = []
+def die_and_come_back(arguments: argparse.Namespace, folder: Path) -> list[Death]:
+    """One death, or with `--then` one before each of those worlds."""
+    worlds = [int(ranks) for ranks in arguments.then.split(",")] if arguments.then else [arguments.ranks]
+    deaths: list[Death] = []
+    running = trainers(arguments, folder, arguments.ranks, 0)
+    dead: list[Trainer] = []
     try:
-        begun = 0
-        for trainer in first:
-            step = nbytes = 0
-            while step < arguments.steps or not nbytes:
-                facts = trainer.next()
-                step = facts["step"] if facts.get("stage") == "step" else step
-                nbytes = facts.get("nbytes", nbytes)
-            death.nbytes += nbytes
-            begun = max(begun, step)
-        for trainer in first:
-            trainer.kill()
-        moment = time.monotonic()
-        second = trainers(arguments, folder, "second")
-        found = [come_back(trainer, moment, before.fingerprints) for before, trainer in zip(first, second, strict=True)]
-        for back in found:
-            death.at = {stage: max(at, death.at.get(stage, 0.0)) for stage, at in back.at.items()}
-            death.registered += back.registered
-        death.exact = all(back.exact for back in found)
-        death.tier = ", ".join(sorted({back.tier for back in found}))
-        death.lost = begun - min(back.step for back in found)
+        begin = 0
+        for attempt, ranks in enumerate(worlds, 1):
+            for trainer in running:
+                trainer.until_saved(begin + arguments.steps)
+            death = Death(ranks=len(running), successors=ranks)
+            moment = kill(arguments, running, folder, death)
+            dead, running = running, trainers(arguments, folder, ranks, attempt)
+            for trainer in dead:
+                trainer.end()
+                death.nbytes += trainer.nbytes
+            pairs = [(trainer, dead[0 if arguments.then else rank]) for rank, trainer in enumerate(running)]
+            found = [come_back(trainer, moment, before.fingerprints) for trainer, before in pairs]
+            for back in found:
+                death.at = {**death.at, **{at: max(back.at[at], death.at.get(at, 0.0)) for at in back.at}}
+                death.registered += back.registered
+            death.exact = all(back.exact for back in found)
+            death.tier = ", ".join(sorted({back.tier for back in found}))
+            begin = min(back.step for back in found)
+            death.lost = max(trainer.step for trainer in dead) - begin
+            deaths.append(death)
     finally:
-        for trainer in (*first, *second):
+        for trainer in (*dead, *running):
             trainer.kill()
-        for trainer in (*first, *second):
+        for trainer in (*dead, *running):
             trainer.end()
-    return death
+    return deaths
+
+
+def kill(arguments: argparse.Namespace, running: list[Trainer], folder: Path, death: Death) -> float:
+    """Kill them, and the agent if memory is to be lost; the moment."""
+    from benchmarks.ranks.beside_dcp import forget_cached
+    from benchmarks.ranks.together import end_agent
+
+    moment = time.monotonic()
+    if arguments.kill == "one":
+        running[-1].kill()
+        time.sleep(NOTICES)
+    for trainer in running:
+        trainer.kill()
+    if arguments.kill == "one":
+        death.at["noticed"] = time.monotonic() - moment
+    if arguments.tier == "disk":
+        end_agent()
+        forget_cached(folder)
+    return moment
 
 
 @dataclass
@@ -235,6 +292,10 @@ def main() -> None:
     options.add_argument("--model", default="gpt-3b")
     options.add_argument("--device", default="cuda")
     options.add_argument("--ranks", type=int, default=1, help="trainers of one job, each on a device of its own")
+    options.add_argument("--kill", choices=("one", "all"), default="all", help="which of several trainers")
+    options.add_argument("--then", default="", help="how many come back, and how many after their death, and so on")
+    options.add_argument("--tier", choices=("host", "disk"), default="host", help="disk: the memory is lost, too")
+    options.add_argument("--name", default="", help="of the report")
     options.add_argument("--steps", type=int, default=6, help="steps until the trainer is killed")
     options.add_argument("--deaths", type=int, default=1)
     options.add_argument("--slots", type=int, default=2)
@@ -245,18 +306,19 @@ def main() -> None:
     options.add_argument("--out", help=argparse.SUPPRESS)
     options.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     options.add_argument("--meeting", help=argparse.SUPPRESS)
+    options.add_argument("--whole", action="store_true", help=argparse.SUPPRESS)
     arguments = options.parse_args()
     if arguments.train:
         train(arguments)
         return
     from benchmarks.workload import scratch
 
-    deaths = []
+    deaths: list[Death] = []
     for _ in range(arguments.deaths):
         with scratch(arguments.folder) as folder:
-            deaths.append(die_and_come_back(arguments, folder))
+            deaths += die_and_come_back(arguments, folder)
         print(deaths[-1], flush=True)
-        written = report(arguments, deaths)
+        written = worlds_report(arguments, deaths) if arguments.then else report(arguments, deaths)
         page = written.write(arguments.results) if arguments.results else written.write()
     print(page.with_suffix(".md").read_text())
 
@@ -266,7 +328,7 @@ def report(arguments: argparse.Namespace, deaths: list[Death]) -> Report:
     several = arguments.ranks > 1
     devices = f"{arguments.ranks} ranks (FSDP2), {arguments.device}" if several else arguments.device
     page = Report(
-        "recovery_ranks" if several else "recovery",
+        arguments.name or ("recovery_ranks" if several else "recovery"),
         f"From kill -9 to the next finished step: {size / 1e9:.1f} GB of state on {devices}",
         Path(arguments.folder or tempfile.gettempdir()),
         module="recovery",
@@ -281,10 +343,13 @@ def report(arguments: argparse.Namespace, deaths: list[Death]) -> Report:
     page.goals = {
         f"kill -9 to the next finished step in under {GOAL:.0f} s": seconds(before),
         "the state is that of the save, bit for bit": "yes" if all(death.exact for death in deaths) else "NO",
-        "out of host memory": ", ".join(sorted({death.tier for death in deaths})),
+        "out of host memory" if arguments.tier == "host" else "from disk": ", ".join(
+            sorted({death.tier for death in deaths})
+        ),
     }
     page.notes = [
-        f"{len(deaths)} times, all trainers killed while step {arguments.steps} was being saved; "
+        f"{len(deaths)} times, {'one trainer' if arguments.kill == 'one' else 'all trainers'} killed while step "
+        f"{arguments.steps} was being saved{', the others when it was noticed' if arguments.kill == 'one' else ''}; "
         f"steps lost: {', '.join(str(death.lost) for death in deaths)}",
         "successors are started at the moment of the kill; comparing the bits is taken out of the times",
         *dict.fromkeys(line for death in deaths for line in death.registered),
@@ -292,7 +357,31 @@ def report(arguments: argparse.Namespace, deaths: list[Death]) -> Report:
     return page
 
 
+def worlds_report(arguments: argparse.Namespace, deaths: list[Death]) -> Report:
+    """Of deaths after which others come back than died."""
+    hops = [str(arguments.ranks), *arguments.then.split(",")]
+    page = Report(
+        arguments.name or f"reshard-{arguments.tier}",
+        f"{' → '.join(hops)} ranks (FSDP2) on {arguments.device}: {deaths[0].nbytes / 1e9:.1f} GB of state from "
+        f"{arguments.tier}",
+        Path(arguments.folder or tempfile.gettempdir()),
+        module="recovery",
+        columns=("ranks", "restored, of that", "next finished step, since the kill", "from", "bit for bit"),
+    )
+    for death in deaths:
+        took = death.at["restored"] - death.at["checkpointer"]
+        hop = f"{death.ranks} → {death.successors}"
+        rate = f"{death.nbytes / took / 1e9:.1f} GB/s in all"
+        page.rows.append((hop, f"{seconds(took)}, {rate}", seconds(death.at["step"]), death.tier,
+                          "yes" if death.exact else "NO"))  # fmt: skip
+        page.samples |= {f"{hop}, {stage} s": [at] for stage, at in death.at.items()}
+    page.goals = {"the state is that of the save, bit for bit": "yes" if all(d.exact for d in deaths) else "NO"}
+    page.notes = ["whole tensors are compared, as all ranks together have them; comparing is taken out of the times"]
+    return page
+
+
 WORDS = {
+    "noticed": "the launcher has noticed, and killed the others",
     "imports": "interpreter and imports",
     "device": "device (CUDA context)",
     "met": "process group: the ranks have met",

@@ -122,14 +122,16 @@ def main() -> None:
             columns=("way", "what", "measured"),
             module="ranks",
         )
-        report.notes += [
-            "Times are of the slowest rank: the median, and from the fastest to the slowest. Each takes its turn, "
-            "another is the first each time, and a first save of each is not counted. Saves count until they are on "
-            "disk and fsynced, whoever makes them. Loads begin with nothing in the page cache and no agent: "
-            "zerostall's include its start, from compiled modules as an installed package has them.",
-            "dcp is torch.distributed.checkpoint with its defaults, `get_state_dict` and `set_state_dict` included. "
-            "With zerostall's Writer and Reader, dcp.save and dcp.load write and read zerostall's files.",
-        ]
+        if FILES in ways:
+            report.notes += [
+                "Times are of the slowest rank: the median, and from the fastest to the slowest. Each takes its turn, "
+                "another is the first each time, and a first save of each is not counted. Saves count until they are "
+                "on disk and fsynced, whoever makes them. Loads begin with nothing in the page cache and no agent: "
+                "zerostall's include its start, from compiled modules as an installed package has them.",
+                "dcp is torch.distributed.checkpoint with its defaults, `get_state_dict` and `set_state_dict` "
+                "included. With zerostall's Writer and Reader, dcp.save and dcp.load write and read zerostall's files.",
+                f"What is saved and loaded beside dcp is {arguments.files_model} with FSDP2.",
+            ]
         if systems != [OURS]:
             report.notes.append(
                 "Systems of others save as `benchmarks/peers` calls them, in the same loop. Their blocks begin with "
@@ -142,8 +144,6 @@ def main() -> None:
                 "larger of the thread's and the stream's wait before the update, of the slowest rank, less what the "
                 "same marks tell in steps without a save.",
             ]
-        if FILES in ways:
-            report.notes.append(f"What is saved and loaded beside dcp is {arguments.files_model} with FSDP2.")
         turns = [(way, system) for way in ways for system in (systems if way in TRAINED else (OURS,))]
         for index, (way, system) in enumerate(turns):
             left = began + arguments.seconds - time.monotonic()

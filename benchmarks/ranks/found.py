@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from benchmarks.report import interval, median, percentile, seconds
@@ -30,6 +31,7 @@ class Found:
         finished: from a save until it was whole where the system keeps it: in memory, or else on the disk.
         host, pinned, device: bytes at most: of host memory, for all ranks; page-locked of one; of one GPU, by anybody.
         free: bytes of that GPU that were used without any checkpoint.
+        again: what does not depend on `every` is told of another.
         alone, at_once: bytes a second of plain copies to page-locked memory: of one rank, and of all together.
         save, load: what -> seconds, until the step is durable or back.
     """
@@ -59,6 +61,7 @@ class Found:
     pinned: int = 0
     device: int = 0
     free: int = 0
+    again: bool = False
     alone: float = 0.0
     at_once: float = 0.0
     save: dict[str, list[float]] = field(default_factory=dict)
@@ -111,9 +114,22 @@ class Found:
                 f"{seconds(mean)} ± {seconds(half)}, {mean / self.floor:.2f} of the floor ({seconds(self.floor)})",
             )
         total = self.each * self.ranks
-        for what, times in (("all ranks drained at once, at rest", self.drained), ("in training", self.busy)):
-            if times and total:
-                add(what, f"{total / median(times) / 1e9:.1f} GB/s, {seconds(median(times))}")
+        if self.busy and total:
+            add("all ranks drained at once, in training", _drain(total, self.busy))
+        if not self.again:
+            self._at_rest(add, total)
+        for verb, times in (("save", self.save), ("load", self.load)):
+            for name, taken in times.items():
+                add(f"{verb}, {name}", _rate(self.nbytes, taken))
+            for name, taken in times.items():
+                if name != "dcp" and times.get("dcp"):
+                    ratio = statistics.median(times["dcp"]) / statistics.median(taken)
+                    add(f"{verb}, {name}: times as fast as dcp", f"{ratio:.2f}")
+        return out
+
+    def _at_rest(self, add: Callable[[str, str], None], total: int) -> None:
+        if self.drained and total:
+            add("all ranks drained at once, at rest", _drain(total, self.drained))
         if self.rates:
             add("each drains", ", ".join(f"{rate / 1e9:.1f}" for rate in self.rates) + " GB/s")
         if self.finished:
@@ -126,14 +142,6 @@ class Found:
             add("used of a GPU; without saves", f"{self.device / 1e9:.1f} GB; {self.free / 1e9:.1f} GB")
         if self.at_once:
             add("plain copies of all ranks at once; of one", f"{self.at_once / 1e9:.1f}; {self.alone / 1e9:.1f} GB/s")
-        for verb, times in (("save", self.save), ("load", self.load)):
-            for name, taken in times.items():
-                add(f"{verb}, {name}", _rate(self.nbytes, taken))
-            for name, taken in times.items():
-                if name != "dcp" and times.get("dcp"):
-                    ratio = statistics.median(times["dcp"]) / statistics.median(taken)
-                    add(f"{verb}, {name}: times as fast as dcp", f"{ratio:.2f}")
-        return out
 
     def goals(self) -> dict[str, str]:
         """What was to be reached on two H200, beside what was."""
@@ -147,10 +155,14 @@ class Found:
         if self.added and self.each:
             mean, half = interval(self.added)
             found[f"{self.label}: added a save ≤ {seconds(ADDED * self.floor)}"] = f"{seconds(mean)} ± {seconds(half)}"
-        if self.drained and self.at_once:
+        if self.drained and self.at_once and not self.again:
             share = self.each * self.ranks / median(self.drained) / self.at_once
             found[f"{self.label}: all links drained at once, of plain copies"] = f"{100 * share:.1f} %"
         return found
+
+
+def _drain(nbytes: int, times: list[float]) -> str:
+    return f"{nbytes / median(times) / 1e9:.1f} GB/s, {seconds(median(times))}"
 
 
 def _rate(nbytes: float, times: list[float]) -> str:

@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 import zerostall
 from benchmarks.ranks.loop import RankLoop
-from benchmarks.ranks.together import PATIENCE, Allowance, every_rank, kill_agent, slowest, together
+from benchmarks.ranks.stalls import GRANTED
+from benchmarks.ranks.together import PATIENCE, Allowance, every_rank, kill_agent, slowest
 from benchmarks.report import interval, median, seconds
 from zerostall.core.vaults import Links
 from zerostall.native import DeviceFacts
@@ -160,20 +161,17 @@ def neighbours(
     ckpt = zerostall.Checkpointer(
         Path(options.folder, "saved"), keep=1, slots=3, disk_interval=3600.0, peer=through, rng=False, **loop.state()
     )
-    numbers = iter(range(1_000_000))
-
-    def save() -> zerostall.Saving:
-        return ckpt.save(next(numbers), when_busy="wait")
-
-    save().wait("disk", timeout=PATIENCE)
+    saves = Saves(ckpt)
+    ckpt.save(0, when_busy="wait").wait("disk", timeout=PATIENCE)  # and the disk rests from now on
     for _ in range(VAULT_SAVES):
-        save().wait("host", timeout=PATIENCE)
+        saves.finished()
         if not through or not loop.clock.gpu or slowest(-ckpt.stats.stowed) <= -2:
             break
     found.through = sum(int(stowed > 0) for stowed in every_rank(ckpt.stats.stowed))
     for _ in range(4):
-        dist.barrier()
-        found.sealed.append(together(lambda: save().wait("host", timeout=PATIENCE)))
+        if (sealed := saves.finished()) is None:
+            continue
+        found.sealed.append(sealed)
         found.each = int(slowest(ckpt.stats.bytes_captured / max(1, ckpt.stats.saves)))
         times = every_rank(ckpt.stats.drain_seconds[-1])
         if not found.read or max(times) < min(found.read):
@@ -186,31 +184,55 @@ def neighbours(
         dist.barrier()
         alone = [end - begin for begin, end in collectives.times(verb, ALONE)]
         found.collectives[f"{verb}, alone"] = alone
+        if not found.sealed:
+            continue
         count = min(MOST, max(4, math.ceil(MARGIN * slowest(median(found.sealed)) / slowest(median(alone)))))
         for number in range(options.rounds):
             if number and not allowance.has(2 * median(found.sealed)):
                 break
-            beside(found, collectives, verb, count, ckpt, save)
+            beside(found, collectives, verb, count, saves)
             note()
     with contextlib.suppress(zerostall.errors.ZerostallError):
         ckpt.close(timeout=0.1)
     kill_agent()
 
 
-def beside(
-    found: Between,
-    collectives: Collectives,
-    verb: str,
-    count: int,
-    ckpt: zerostall.Checkpointer,
-    save: Callable[[], zerostall.Saving],
-) -> None:
+class Saves:
+    """Saves of all ranks, numbered alike. They go to no disk, so one may find no slot: then it counts on no rank."""
+
+    def __init__(self, ckpt: zerostall.Checkpointer) -> None:
+        self.ckpt = ckpt
+        self._number = 0
+
+    def begin(self) -> zerostall.Saving:
+        """One more, all at once."""
+        time.sleep(GRANTED)
+        dist.barrier()
+        self._number += 1
+        return self.ckpt.save(self._number)
+
+    def whole(self, saving: zerostall.Saving) -> bool:
+        """Waits until it is whole in host memory; false where some rank has skipped it."""
+        if slowest(bool(saving.skipped)):
+            return False
+        saving.wait("host", timeout=PATIENCE)
+        return True
+
+    def finished(self) -> float | None:
+        """A save with nothing else going on: seconds until it was whole everywhere."""
+        start = time.perf_counter()
+        taken = self.whole(self.begin())
+        seconds = slowest(time.perf_counter() - start - GRANTED)
+        return seconds if taken else None
+
+
+def beside(found: Between, collectives: Collectives, verb: str, count: int, saves: Saves) -> None:
     """So many collectives right behind a save, by what of the save was going on when they ended."""
-    dist.barrier()
-    saving = save()
+    saving = saves.begin()
     times = collectives.times(verb, count)
-    saving.wait("host", timeout=PATIENCE)
-    read = ckpt.stats.drain_seconds[-1]
+    if not saves.whole(saving):
+        return
+    read = saves.ckpt.stats.drain_seconds[-1]
     whole = max(read, median(found.sealed))
     reading, bringing = f"{verb}, while a save is read", f"{verb}, while it is brought to host memory"
     for begin, end in times:

@@ -235,7 +235,7 @@ def stalls(
     everys = [int(every) for every in options.every.split(",")]
     for number, every in enumerate(everys):
         found = copy.deepcopy(common)
-        found.every = every
+        found.every, found.again = every, number > 0
         everything.append(found)
         saver.remember(found)
         note()
