@@ -100,9 +100,10 @@ class Found:
             out.append((self.label, what, value))
 
         add("state, ranks", f"{self.nbytes / 1e9:.2f} GB, {self.ranks}")
-        if self.call:
+        if self.saves or self.skipped:
             add("a step, of so many samples a rank", f"{seconds(self.step)}, {self.batch}")
             add("saves, skipped", f"{self.saves}, {self.skipped}")
+        if self.call:
             waits = (("thread's wait", net(self.guard, self.idle_guard)),)
             waits += (("stream's wait", net(self.inserted, self.idle_inserted)),)
             for name, times in (("call", self.call), *waits, ("stall", self.stall)):

@@ -54,3 +54,34 @@ def test_a_killed_trainer_comes_back(tmp_path: Path, agent_environment: dict[str
     assert facts["goals"]["the state is that of the save, bit for bit"] == "yes"
     assert facts["goals"]["out of host memory"] == "host"
     assert [row[0] for row in facts["rows"]][-1] == "first step finished"
+
+
+@pytest.mark.timeout(600)
+def test_width_is_measured_and_its_page_written(tmp_path: Path, agent_environment: dict[str, str]) -> None:
+    """Tensor parallel and FSDP2 in one, which no other test of the benchmarks trains."""
+    ran = ["--device", "cpu", "--ranks", 2, "--only", "stalls", "--ways", "2d", "--pairs", 1, "--limit", 400]
+    done = bench("width", *ran, "--folder", tmp_path, "--to", tmp_path, environment=agent_environment)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "width-cpu-2.json").read_text())["rows"]
+    counted = {of for part, of, what, _ in rows if (part, what) == ("stalls", "saves, skipped")}
+    assert counted == {"2d", "2d, a save every 5 steps"}
+    assert "- reshard-disk: not run" in (tmp_path / "width-cpu-2.md").read_text()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_all_of_width(tmp_path: Path, agent_environment: dict[str, str], ranks: int) -> None:
+    ran = ["--device", "cpu", "--ranks", ranks, "--pairs", 1, "--limit", 1200, "--folder", tmp_path, "--to", tmp_path]
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.width", *map(str, ran)]
+    done = subprocess.run(command, cwd=ROOT, env=agent_environment, capture_output=True, text=True, timeout=2900)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads((tmp_path / f"width-cpu-{ranks}.json").read_text())
+    parts = ("death-of-one", "death-of-all", "reshard-host", "reshard-disk")
+    exact = {goal: reached for goal, reached in facts["goals"].items() if "bit for bit" in goal}
+    assert exact == {f"{part}: the state is that of the save, bit for bit": "yes" for part in parts}
+    of = {(part, one) for part, one, *_ in facts["rows"]}
+    assert {("stalls", way) for way in ("ddp", "fsdp2", "2d")} <= of
+    assert {("peer", way) for way in (("ring", "straight") if ranks == 2 else ("ring", "pairs", "straight"))} <= of
+    hops = (f"{ranks} → {ranks // 2}", f"{ranks // 2} → {ranks}")
+    assert {(part, hop) for part in parts[2:] for hop in hops} <= of
