@@ -7,8 +7,6 @@ at any point leaves a step whole or not there at all.
 
 from __future__ import annotations
 
-import contextlib
-import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,16 +16,15 @@ from zerostall.core import disks
 from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
 from zerostall.core.candidates import Past
-from zerostall.core.retention import StepFacts
-from zerostall.errors import ForeignStepError, FormatError, SnapshotNotFoundError, StepExistsError
+from zerostall.errors import FormatError, SnapshotNotFoundError, StepExistsError
 from zerostall.telemetry import log
+from zerostall.tiers.draft_folders import DraftFolders
 from zerostall.tiers.drafts import unsettled
 from zerostall.tiers.files import (
     discard,
     fsync_folder,
     make_folder,
     read_file,
-    remove_tree,
     require_room,
     storage_errors,
     write_by,
@@ -39,9 +36,10 @@ from zerostall.tiers.image_bytes import FileBytes
 from zerostall.tiers.image_reads import read_image
 from zerostall.tiers.image_writes import AT_ONCE, write_image
 from zerostall.tiers.layout_files import LayoutFiles
-from zerostall.tiers.leftovers import bring_back_swapped, remove_partials
+from zerostall.tiers.leftovers import Leftovers, bring_back_swapped, remove_partials
 from zerostall.tiers.modes import OWN, Modes
 from zerostall.tiers.other_disks import OtherDisks
+from zerostall.tiers.retention_facts import RetentionFacts
 from zerostall.tiers.step_files import StepFiles, committed
 
 if TYPE_CHECKING:
@@ -50,6 +48,7 @@ if TYPE_CHECKING:
     from zerostall import native
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import Manifest, RankFacts, Record, RunFacts
+    from zerostall.core.retention import StepFacts
     from zerostall.tiers.contract import Image, Pace, Stored
 
 
@@ -74,10 +73,9 @@ class DiskTier:
         self.layouts = LayoutFiles(where)
         self.others = OtherDisks(where, direct=direct)
         self._files = StepFiles(where, self.layouts.get, self.others)
-        self._staging: dict[int, Path] = {}
-        self._drafts: set[int] = set()
-        self._left: set[Path] = set()
-        self._facts: dict[int, tuple[tuple[int, int], StepFacts, bool]] = {}
+        self._left = Leftovers()
+        self._drafts = DraftFolders(self._files, self._left)
+        self._facts = RetentionFacts(self._files)
 
     def use(self, modes: Modes) -> None:
         """From now on, what is made gets these modes."""
@@ -116,7 +114,7 @@ class DiskTier:
         A step that a try before this one committed, and could not say so, may be replaced.
         """
         final = self._folder(manifest.step)
-        folder = self._staging.get(manifest.step, final)
+        folder = self._drafts.folder(manifest.step)
         if not folder.is_dir():
             raise FormatError(f"step {manifest.step} has no images to commit in {self.where}")
         if folder != final and not replace and self.created(manifest.step) != manifest.created:
@@ -132,20 +130,14 @@ class DiskTier:
                 write_file(folder / names.RANKS, disks.encode(ranks), self.modes)
             write_whole(folder / names.MANIFEST, data, self.modes)
             if folder != final:
-                self._swap(folder, final)
+                self._drafts.take_place(manifest.step)
+                self._remove_kept(manifest.step)
             fsync_folder(self.where)
-        self._drafts.discard(manifest.step)
-        self._staging.pop(manifest.step, None)
+        self._drafts.leave(manifest.step)
 
     def abandon(self, step: int) -> None:
         """Undo what was `put` of a step and not committed: a full disk gets its room back. Never raises."""
-        final = self._folder(step)
-        staged = self._staging.pop(step, None)
-        if staged is not None:
-            self._remove(staged)
-        elif step in self._drafts and not committed(final):
-            self._remove(final)
-        self._drafts.discard(step)
+        self._drafts.abandon(step)
         self._sweep(step)
 
     def steps(self) -> list[int]:
@@ -171,9 +163,9 @@ class DiskTier:
     def evict(self, step: int) -> None:
         """A failure is logged, never raised: what is left over is invisible and goes with the next start."""
         folder = self._folder(step)
-        self._facts.pop(step, None)
+        self._facts.forget(step)
         if discard(folder / names.MANIFEST):
-            self._remove(folder)
+            self._left.remove(folder)
             self._remove_kept(step)
 
     # -------------------------------------------------------------------------------------- beyond the contract
@@ -190,25 +182,22 @@ class DiskTier:
         Raises:
             StorageError: it cannot be made; where there is no room it says how many bytes are `needed`.
         """
-        folder = self._draft_folder(step)
+        folder = self._drafts.begin(step)
         with storage_errors(folder, f"step {step}", needed):
             make_folder(folder, self.modes)
         return folder
 
     def join(self, step: int, folder: Path) -> None:
         """Put images of a step into the folder that another process's `draft` gave."""
-        self._drafts.add(step)
-        if folder != self._folder(step):
-            self._staging[step] = folder
+        self._drafts.join(step, folder)
 
     def leave(self, step: int) -> None:
         """What was put there is the other process's to commit."""
-        self._drafts.discard(step)
-        self._staging.pop(step, None)
+        self._drafts.leave(step)
 
     def missing_draft(self, manifest: Manifest, here: Collection[int] | None = None) -> str:
         """As `missing`, of a step that is not committed yet; `here`: of these ranks' images alone."""
-        return self._files.missing(manifest, self._draft_folder(manifest.step), here)
+        return self._files.missing(manifest, self._drafts.begin(manifest.step), here)
 
     def here(self, step: int) -> frozenset[int] | None:
         """The ranks whose images are in this folder and not in another node's; None where all ranks' are."""
@@ -216,7 +205,7 @@ class DiskTier:
 
     def put_record(self, record: Record) -> None:
         """Write a record once more, of an image that was put and is not committed yet."""
-        folder = self._draft_folder(record.step)
+        folder = self._drafts.begin(record.step)
         with storage_errors(folder, f"step {record.step}", 0):
             write_file(folder / names.record_file(record.rank), manifests.encode_record(record), self.modes)
             fsync_folder(folder)
@@ -268,22 +257,12 @@ class DiskTier:
         return (folder / names.PINNED).exists()
 
     def facts(self, steps: Iterable[int]) -> dict[int, StepFacts]:
-        """Each manifest is read once, and again where it is another file."""
-        found: dict[int, StepFacts] = {}
-        for step in steps:
-            with contextlib.suppress(OSError):
-                found[step] = self._facts_of(step)[0]
-        return found
+        return self._facts.of(steps)
 
     def strangers(self, steps: Iterable[int], *, rewound: bool = False) -> set[int]:
         if rewound:
             return {step for step in steps if self._files.stranger(self.where / names.rewound_folder(step))}
-        found = set[int]()
-        for step in steps if self._files.run() is not None else ():
-            with contextlib.suppress(OSError):
-                if self._facts_of(step)[1]:
-                    found.add(step)
-        return found
+        return self._facts.strangers(steps)
 
     def created(self, step: int, rank: int | None = None) -> float:
         """When the committed step (or one rank's image of it) was saved; 0.0 if it cannot say.
@@ -306,11 +285,11 @@ class DiskTier:
             target = self.where / names.rewound_folder(step)
             if self._files.stranger(target):
                 log.warning("%s: step %d of another run, set aside before, gives its place up", self.where, step)
-            if (target.is_symlink() or discard(target / names.MANIFEST)) and not self._remove(target):
-                out_of_the_way = self._aside_of(step)
+            if (target.is_symlink() or discard(target / names.MANIFEST)) and not self._left.remove(target):
+                out_of_the_way = self._drafts.new_beside(step)
                 target.rename(out_of_the_way)
-                self._left.add(out_of_the_way)
-            self._left.discard(target)
+                self._left.leave(out_of_the_way)
+            self._left.spare(target)
             self._folder(step).rename(target)
         if aside:
             fsync_folder(self.where)
@@ -323,7 +302,7 @@ class DiskTier:
         return self._files.rewound()
 
     def forget_rewound(self, step: int) -> None:
-        self._remove(self.where / names.rewound_folder(step))
+        self._left.remove(self.where / names.rewound_folder(step))
         self._remove_kept(step)
 
     def clear_leftovers(self, *, drafts: bool = True, several: bool = False) -> list[str]:
@@ -339,7 +318,7 @@ class DiskTier:
             folder = Path(entry.path)
             unfinished = names.parse_step(entry.name) is not None and not committed(folder)
             if folder not in spared and (unfinished or names.parse_staging(entry.name) is not None):
-                self._remove(folder)
+                self._left.remove(folder)
                 cleared.append(entry.name)
         for folder in (self.where, self.where / names.LAYOUTS):
             cleared += remove_partials(folder)
@@ -351,22 +330,9 @@ class DiskTier:
 
     def remove_again(self) -> None:
         """Try once more to remove what could not be removed before."""
-        for folder in list(self._left):
-            self._remove(folder)
+        self._left.remove_again()
 
     # ------------------------------------------------------------------------------------------------ internals
-
-    def _facts_of(self, step: int) -> tuple[StepFacts, bool]:
-        """What retention may ask of a step; and is it another run's?"""
-        about = (self._folder(step) / names.MANIFEST).lstat()
-        which, known = (about.st_ino, about.st_mtime_ns), self._facts.get(step)
-        if known is None or known[0] != which:
-            try:
-                known = which, StepFacts.of(self.manifest(step)), False
-            except FormatError as error:
-                known = which, StepFacts(step), isinstance(error, ForeignStepError)
-            self._facts[step] = known
-        return known[1:]
 
     def _folder(self, step: int) -> Path:
         return self._files.folder(step)
@@ -388,35 +354,4 @@ class DiskTier:
         self._sweep(step)
         folder = self._files.kept(step)
         if folder.exists() and not self._files.needs_kept(step):
-            self._remove(folder)
-
-    def _remove(self, folder: Path) -> bool:
-        """Remove a folder now, or as soon as it can be; False when it is left for then."""
-        gone = remove_tree(folder)
-        (self._left.discard if gone else self._left.add)(folder)
-        return gone
-
-    def _aside_of(self, step: int) -> Path:
-        """A folder of a name of its own, beside the step's."""
-        return self.where / names.staging_folder(step, secrets.token_hex(4))
-
-    def _draft_folder(self, step: int) -> Path:
-        """Where the images of a step are written: its own folder, or beside it while a committed one is there."""
-        final = self._folder(step)
-        folder = self._staging.get(step)
-        if folder is None and committed(final):
-            folder = self._staging[step] = self._aside_of(step)
-        elif folder is None and step not in self._drafts:
-            self._remove(final)
-            self._left.discard(final)  # of an earlier life: nothing of it may get into this one
-        self._drafts.add(step)
-        return folder or final
-
-    def _swap(self, folder: Path, final: Path) -> None:
-        """The new folder takes the old one's place. In between the step is absent, never mixed."""
-        old = self._aside_of(names.parse_step(final.name) or 0)
-        final.rename(old)
-        folder.rename(final)
-        fsync_folder(self.where)
-        self._remove(old)
-        self._remove_kept(names.parse_step(final.name) or 0)
+            self._left.remove(folder)

@@ -1,4 +1,4 @@
-"""What a writer that died has left in a run's folder."""
+"""What is left over in a run's folder: by a writer that died, or since it could not be removed yet."""
 
 from __future__ import annotations
 
@@ -10,10 +10,36 @@ from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
 from zerostall.errors import FormatError
 from zerostall.telemetry import log
-from zerostall.tiers.files import fsync_folder, read_file
+from zerostall.tiers.files import fsync_folder, read_file, remove_tree
 
 if TYPE_CHECKING:
     from zerostall.tiers.step_files import StepFiles
+
+
+class Leftovers:
+    """Folders that are removed now, or as soon as they can be. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._folders: set[Path] = set()
+
+    def remove(self, folder: Path) -> bool:
+        """False when it is left for later. Never raises."""
+        gone = remove_tree(folder)
+        (self._folders.discard if gone else self._folders.add)(folder)
+        return gone
+
+    def leave(self, folder: Path) -> None:
+        """To be removed later."""
+        self._folders.add(folder)
+
+    def spare(self, folder: Path) -> None:
+        """Something else has that name now."""
+        self._folders.discard(folder)
+
+    def remove_again(self) -> None:
+        """Try once more to remove what could not be removed before."""
+        for folder in list(self._folders):
+            self.remove(folder)
 
 
 def bring_back_swapped(files: StepFiles) -> None:
