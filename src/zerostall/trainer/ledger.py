@@ -118,8 +118,9 @@ class Ledger:
         condition = self._condition
         condition.acquire()  # as in `Shelf.take`
         try:
-            ticks = time.monotonic()
-            now = moment(saving.created or time.time(), self._latest, ticks - self._ticks)
+            ticks, now = time.monotonic(), saving.created or time.time()
+            if now <= self._latest:
+                now = moment(now, self._latest, ticks - self._ticks)
             saving.created = self._latest = now
             self._ticks = ticks
             step = saving.step

@@ -28,9 +28,11 @@ _REVOKED_KEPT = 64
 
 @dataclass(slots=True)
 class Memory:
-    """One lease. `granted` is the slot the next capture may go to.
+    """One lease. `slot` is this trainer's: the next capture may go there, or one does already where it is `taken`.
 
-    Guarded by the checkpointer's condition. `busy_at`: address of the byte that `say` writes, 0 where there is none.
+    The link's thread grants it, training takes it, the sealer answers for it: each does so in one of the states alone,
+    so that `take`, which is within `save`, needs no lock. All else is guarded by the checkpointer's condition.
+    `busy_at`: address of the byte that `say` writes, 0 where there is none.
     """
 
     layout: Layout
@@ -38,8 +40,8 @@ class Memory:
     segment: native.Segment
     stride: int
     slots: int
-    granted: int | None = None
-    capturing: int | None = None
+    slot: int | None = None
+    taken: bool = False
     notice: Notice | None = None
     begin: int = 0
     busy_at: int = 0
@@ -56,6 +58,10 @@ class Memory:
 
     def address(self, slot: int) -> int:
         return self.begin + slot * self.stride
+
+    def grant(self, slot: int) -> None:
+        self.taken = False  # first: whoever sees the slot may take it
+        self.slot = slot
 
 
 class Shelf:
@@ -84,7 +90,8 @@ class Shelf:
             self.memory = memory
             self._images, self._stowed = {}, {}
             if (early := self._early_grant) is not None:
-                memory.granted, self._grant, self._early_grant = early.slot, early, None
+                self._grant, self._early_grant = early, None
+                memory.grant(early.slot)
             self._condition.notify_all()
 
     def leased(self) -> None:
@@ -99,8 +106,9 @@ class Shelf:
             if self.memory is None:
                 self._early_grant = grant
             else:
-                self.memory.granted, self._grant = grant.slot, grant
                 self._images.pop(grant.slot, None)
+                self._grant = grant
+                self.memory.grant(grant.slot)
             self._condition.notify_all()
 
     @property
@@ -109,23 +117,18 @@ class Shelf:
         return self._grant.locker, self._grant.place
 
     def take(self) -> int | None:
-        """The slot to capture into now, if one is granted."""
-        condition = self._condition
-        condition.acquire()  # not `with`, which would call two functions of Python's
-        try:
-            memory = self.memory
-            if memory is None or memory.granted is None:
-                return None
-            slot, memory.granted, memory.capturing = memory.granted, None, memory.granted
-            return slot
-        finally:
-            condition.release()
+        """The slot to capture into now, if one is granted. Of the threads that may ask, one at a time."""
+        memory = self.memory
+        if memory is None or memory.taken or (slot := memory.slot) is None:
+            return None
+        memory.taken = True
+        return slot
 
     def put_back(self, slot: int) -> None:
         """The slot that was taken was not used after all."""
         with self._condition:
             if self.memory is not None:
-                self.memory.capturing, self.memory.granted = None, slot
+                self.memory.grant(slot)
                 self.memory.say(busy=False)
 
     def take_back(self) -> None:
@@ -135,13 +138,13 @@ class Shelf:
         """
         with self._condition:
             memory = self.memory
-            if memory is not None and memory.capturing is not None and memory.granted is None:
-                memory.capturing, memory.granted = None, memory.capturing
+            if memory is not None and memory.taken and memory.slot is not None:
+                memory.taken = False
                 memory.say(busy=False)
 
     def ready(self) -> bool:
         """Is a slot granted? Caller holds the condition."""
-        return self.memory is not None and self.memory.granted is not None
+        return self.memory is not None and self.memory.slot is not None and not self.memory.taken
 
     def forget(self) -> None:
         """The memory counts no longer. It stays mapped, for a capture may go on."""
@@ -215,9 +218,9 @@ class Shelf:
 
     def _answered(self, slot: int) -> int:
         """The capture into that slot is over: the number of its grant; 0 if that counts no longer. Under the lock."""
-        if self.memory is None or self.memory.capturing != slot:
+        if self.memory is None or not self.memory.taken or self.memory.slot != slot:
             return 0
-        self.memory.capturing = None  # until now, nothing else was granted
+        self.memory.slot = None  # until now, nothing else was granted
         return self._grant.number
 
     def adoption(self, awaited: Container[int] = ()) -> tuple[m.Adopt, int] | None:
@@ -230,7 +233,6 @@ class Shelf:
             memory = self.memory
             if memory is None:
                 return None
-            busy = memory.capturing if memory.capturing is not None else memory.granted
             images = tuple(
                 msgspec.structs.replace(image, promise=image.promise or step in awaited)
                 for _, (step, image) in sorted(self._images.items())
@@ -241,9 +243,9 @@ class Shelf:
                 begins=memory.layout.begins,
                 slots=memory.slots,
                 images=images,
-                busy_slot=busy,
+                busy_slot=memory.slot,
                 grant=self._grant.number,
-                place=self.place if busy is not None else (0, 0),
+                place=self.place if memory.slot is not None else (0, 0),
                 stowed=tuple(
                     msgspec.structs.replace(image, promise=image.promise or step in awaited)
                     for _, (_, step, image) in sorted(self._stowed.items())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from functools import partial
-from threading import get_ident
+from threading import Lock, get_ident
 from time import perf_counter
 from typing import TYPE_CHECKING, get_args
 
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from zerostall.trainer.options import Options
     from zerostall.trainer.pace import Pace
     from zerostall.trainer.state import State
-    from zerostall.trainer.taken import Taken
     from zerostall.trainer.world import World
 
 _TELL_SECONDS = 1.0
+_NO_SLOT = "no slot is free: an older snapshot is still on its way"
 _NONE_SPECIAL = Wish(None, pin=False, replace=False, aside=())
 
 
@@ -78,6 +78,7 @@ class Saves:
         self._ledger = ledger
         self._pace = pace
         self._stats = stats
+        self._looking = Lock()
         # What these call knows the ledger, the sealer and the guard, but not this: a circle would keep the model's
         # memory until the garbage collector comes by.
         self._sealer = sealer = Sealer(shelf, link, world, stats, partial(_dirty, ledger))
@@ -131,16 +132,24 @@ class Saves:
         name = self._pace.next(step)
         if self._pace.leave is not None and self._pace.last(step):
             when_busy = "wait"  # there will be no other
-        taken, busy = self._take(name, when_busy or self._options.when_busy)
+        when_busy = when_busy or self._options.when_busy
+        taken, busy, skipped = None, self._pace.held(name) if self._world.size > 1 else "", True
+        try:
+            if not busy or when_busy == "wait":
+                taken, busy = self._captures.take_at_rest() or self._captures.take(when_busy), _NO_SLOT
+        except AgentError as error:
+            busy, skipped = str(error.args[0]), False
+            log.error("step %d is not saved: %s", step, error)
+        except BaseException as error:
+            self.go_by(name, repr(error))
+            raise
         if taken is None:
-            self._stats.skipped += 1
-            self._stats.record_call(perf_counter() - start)
-            return Saving(step, self._desk, skipped=busy)
+            return self._go_without(name, start, busy, skipped=skipped)
         saving = Saving(step, self._desk)
         plain = metric is None and not pin and not replace and not ledger.aside
         wish = _NONE_SPECIAL if plain else Wish(metric, bool(pin), replace, ledger.aside)
         thread = get_ident()
-        flight = Flight(name, taken, saving, wish, start, thread, Tears(taken.changed, thread))
+        flight = Flight(name, taken, saving, wish, start, thread, Tears(taken.changed, thread, self._looking))
         try:
             ledger.accept(saving)
             self.guard.watch(flight)
@@ -154,24 +163,13 @@ class Saves:
         self._stats.record_call(perf_counter() - start)
         return saving
 
-    def _take(self, name: Save, when_busy: WhenBusy) -> tuple[Taken | None, str]:
-        """Begin to capture, or None and why this save is skipped; then the other ranks are told."""
-        busy, skipped = self._pace.held(name) if self._world.size > 1 else "", True
-        try:
-            if not busy or when_busy == "wait":
-                taken = self._captures.take_at_rest() or self._captures.take(when_busy)
-                if taken is not None:
-                    return taken, ""
-                busy = "no slot is free: an older snapshot is still on its way"
-        except AgentError as error:
-            busy, skipped = str(error.args[0]), False
-            log.error("step %d is not saved: %s", name.step, error)
-        except BaseException as error:
-            self.go_by(name, repr(error))
-            raise
+    def _go_without(self, name: Save, start: float, busy: str, *, skipped: bool) -> Saving:
+        """There is no image: the other ranks are told."""
         self._ledger.skipped(name.step)
         self.go_by(name, busy, skipped=skipped)
-        return None, busy
+        self._stats.skipped += 1
+        self._stats.record_call(perf_counter() - start)
+        return Saving(name.step, self._desk, skipped=busy)
 
     def go_by(self, name: Save, reason: str, *, skipped: bool = False) -> None:
         """Tell the other ranks that this one goes on without a save, if they can be told at once."""

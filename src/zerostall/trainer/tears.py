@@ -35,16 +35,17 @@ class Tears(msgspec.Struct, eq=False):
     torch counts a version up at the *end* of an operation, so that the first look may miss one that is under way.
     The finding is final once the thread that saves has looked for itself, or all that was under way has ended. Until
     then every change is a tear: which came first, it or the last byte that was read, is not known. Any thread.
+    `lock`: may be one for many, since `save` would have to make it.
     """
 
     changed: Changed
     thread: int
+    lock: threading.Lock = msgspec.field(default_factory=threading.Lock)
     place: Callable[[int], Place | None] = place_of
     clock: Callable[[], float] = time.monotonic
     final: bool = False
-    _lock: threading.Lock = msgspec.field(default_factory=threading.Lock)
     _found: list[str] | None = None
-    _late: list[str] = []
+    _late: list[str] | None = None
     _read: Moment | None = None
 
     def found(self) -> list[str]:
@@ -52,7 +53,7 @@ class Tears(msgspec.Struct, eq=False):
 
         To be asked when everything has been read.
         """
-        with self._lock:
+        with self.lock:
             if self._found is None:
                 self._read = self._now()
                 self._found = self.changed(exchanged=True)
@@ -63,19 +64,19 @@ class Tears(msgspec.Struct, eq=False):
 
         Returns what `take_late` would.
         """
-        lock = self._lock
+        lock = self.lock
         lock.acquire()  # not `with`, which would call two functions of Python's
         try:
             if not self.final:
                 self._look()
-            late, self._late = self._late, []
-            return late
+            late, self._late = self._late, None
+            return late or []
         finally:
             lock.release()
 
     def look_again(self) -> bool:
         """Look for the last time if nothing can be under way any more; whether the finding is final now."""
-        with self._lock:
+        with self.lock:
             if not self.final and self._read is not None:
                 now = self._now()
                 if settled(self._read, now).final:
@@ -84,9 +85,9 @@ class Tears(msgspec.Struct, eq=False):
 
     def take_late(self) -> list[str]:
         """What was found although nothing was for the seal: the sealed image cannot be trusted. Told once."""
-        with self._lock:
-            late, self._late = self._late, []
-            return late
+        with self.lock:
+            late, self._late = self._late, None
+            return late or []
 
     def _look(self) -> None:
         # Other memory is seen at once: what has it only after the first look had been read.
