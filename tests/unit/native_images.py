@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from zerostall.native import Plan, Segment, crc32c
+from zerostall.native import Plan, Segment, Tensors, crc32c
 
 
 def raw(tensor: torch.Tensor | np.ndarray) -> bytes:
@@ -34,6 +34,13 @@ def plan_of(
         image += data + bytes(gap)
     plan = Plan(nbytes=len(image), header=header, chunk_bytes=chunk_bytes, offsets=offsets, sizes=sizes)
     return plan, bytes(image)
+
+
+def sources(tensors: Sequence[torch.Tensor | np.ndarray], *, exchange: bool = True) -> Tensors:
+    """These, untracked, as they are now."""
+    result = Tensors(tensors, [False] * len(tensors), exchange=exchange)
+    assert result.refresh() == []
+    return result
 
 
 def checksums_of(image: bytes, chunk_bytes: int) -> list[int]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import select
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from unit.native_images import checksums_of, plan_of, raw
+from unit.native_images import checksums_of, plan_of, raw, sources
 from zerostall.native import Capture, CaptureOrder, Pieces, Pool, Scatter, Segment, Still, Tensors, Watch
 
 DTYPES = [
@@ -33,12 +30,6 @@ def tensor_of(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     size = int(np.prod(shape)) * torch.empty((), dtype=dtype).element_size()
     data = torch.randint(0, 2 if dtype == torch.bool else 256, (size,), dtype=torch.uint8)
     return data.view(dtype).reshape(shape)
-
-
-def sources(tensors, **options) -> Tensors:
-    result = Tensors(tensors, [False] * len(tensors), **options)
-    assert result.refresh() == []
-    return result
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -291,26 +282,6 @@ def test_cancel_leaves_nothing_behind() -> None:
         Capture(pool, plan, keep, segment.address, at_once=[])
 
 
-def test_a_closed_pool_fails_its_jobs() -> None:
-    tensors = [torch.randn(20_000_000)]
-    plan, _ = plan_of(tensors, chunk_bytes=64 << 10)
-    segment = Segment("test", plan.nbytes)
-
-    def closed_meanwhile() -> bool:
-        pool = Pool("test", 1)
-        capture = Capture(pool, plan, sources(tensors), segment.address, at_once=[])
-        pool.close()
-        pool.close()
-        with pytest.raises(ValueError, match="closed"):
-            Capture(pool, plan, sources(tensors), segment.address, at_once=[])
-        try:
-            return not capture.wait(60)
-        except ValueError as error:
-            return "closed before" in str(error)
-
-    assert any(closed_meanwhile() for _ in range(50))  # a copy that was quicker than this thread is no failure
-
-
 def test_misuse_is_a_value_error(pool: Pool) -> None:
     tensors = [torch.zeros(4), torch.zeros(5)]
     plan, _ = plan_of(tensors)
@@ -359,87 +330,3 @@ def test_the_sources_live_until_the_capture_is_gone(pool: Pool) -> None:
     gc.collect()
     assert capture.wait(60)
     assert bytes(segment.view(0, plan.nbytes)) == expected
-
-
-def test_threads_are_named_and_end() -> None:
-    def names() -> list[str]:
-        return [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
-
-    pool = Pool("zs-test-threads-long", 3)
-    deadline = time.monotonic() + 60
-    while names().count("zs-test-threads") != 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert names().count("zs-test-threads") == 3
-    pool.close()
-    assert names().count("zs-test-threads") == 0
-
-
-@pytest.mark.parametrize("threads", [1, 2, 4])
-def test_jobs_that_begin_soon_and_those_that_begin_now_all_end(threads: int) -> None:
-    """Whoever rests, listening for the bell or not, is found by the next job, however soon it comes."""
-    tensors = [torch.arange(5000), torch.arange(7)]
-    plan, expected = plan_of(tensors, chunk_bytes=4096)
-    seen = sources(tensors)
-    segments = [Segment("test", plan.nbytes) for _ in range(4)]
-    pool = Pool("test", threads)
-    for turn in range(150):
-        captures = []
-        for k, segment in enumerate(segments[: 1 + turn % 4]):
-            soon = (turn >> k) % 2 == 0
-            captures.append(Capture(pool, plan, seen, segment.address, at_once=[1], held=soon))
-            if soon:
-                captures[-1].start()
-        for capture, segment in zip(captures, segments, strict=False):
-            assert capture.wait(60.0)
-            assert bytes(segment.view(0, plan.nbytes)) == expected
-    pool.close()
-
-
-def test_a_guard_need_not_wait_for_the_bell(pool: Pool) -> None:
-    tensors = [torch.arange(5000)]
-    plan, expected = plan_of(tensors, chunk_bytes=4096)
-    segment = Segment("test", plan.nbytes)
-    seen = sources(tensors)
-    capture = Capture(pool, plan, seen, segment.address, at_once=[], held=True)
-    capture.start()
-    capture.protect()
-    tensors[0].zero_()
-    assert capture.wait(60.0)
-    assert bytes(segment.view(0, plan.nbytes)) == expected
-
-
-def test_a_pool_may_be_closed_before_its_bell_has_rung() -> None:
-    tensors = [torch.arange(5000)]
-    plan, _ = plan_of(tensors, chunk_bytes=4096)
-    segment = Segment("test", plan.nbytes)
-    for _ in range(20):
-        pool = Pool("test", 2)
-        capture = Capture(pool, plan, sources(tensors), segment.address, at_once=[], held=True)
-        capture.start()
-        pool.close()
-        with contextlib.suppress(ValueError):  # it says so where it had not begun
-            capture.wait(60.0)
-        assert capture.done()
-
-
-@pytest.mark.parametrize("asked", [False, True])
-def test_threads_begin_by_themselves_or_when_somebody_waits(asked: bool) -> None:
-    """The first ones ring soon; those after them late, as long as no guard has found something unread."""
-    pool = Pool("test", 2)
-    tensors = [torch.randn(1000) for _ in range(4)]
-    plan, expected = plan_of(tensors, chunk_bytes=4096)
-    segment = Segment("test", plan.nbytes)
-    order = CaptureOrder(pool, plan, Tensors(tensors, [True] * 4), at_once=Pieces([]))
-    for turn in range(12):
-        segment.view(0, plan.nbytes)[:] = bytes(plan.nbytes)
-        capture = order.begin(segment.address, 0, (), False, (0, 0))
-        assert capture is not None
-        capture.start()
-        if asked:
-            capture.hurry()
-        if turn == 9:
-            capture.protect()
-        assert capture.wait(60)
-        capture.hurry()  # nobody is in the way of what has ended
-        assert bytes(segment.view(0, plan.nbytes)) == expected
-    pool.close()
