@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from functools import partial
 from typing import TYPE_CHECKING
@@ -27,10 +26,12 @@ from zerostall.trainer.pace import Pace
 from zerostall.trainer.preemption import Preemption, signal_numbers
 from zerostall.trainer.saves import Saves
 from zerostall.trainer.state import Asked, Choice, State
+from zerostall.trainer.turn import Turn
 from zerostall.trainer.world import World
 from zerostall.wire import messages as m
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import torch
@@ -172,10 +173,7 @@ class Checkpointer:
         self._lockers = Lockers(self._options.peer)
         self._ledger = Ledger(self._where, self._condition, self.stats, place.tiers)
         self._pace = Pace(alone=self._world.size == 1)
-        self._closed = False
-        self._turn = threading.RLock()  # of threads that save or restore
-        self._inside = False
-        self._pid, self._forks = os.getpid(), FORKS[0]
+        self._turn = Turn()
         begun = contextlib.ExitStack()  # lets go of what was begun, where Ctrl-C comes before all is
 
         def connect(nodes: m.Nodes | None) -> Link:
@@ -252,19 +250,20 @@ class Checkpointer:
             StateError: the state has come to hold something that could not be restored; names it.
             CapacityError: the agent's budget is too small for the state.
         """
-        if self._closed or self._forks != FORKS[0]:
-            self._require_open()
-        with self._turn:
-            if self._closed or self._inside:
-                self._refuse("save")
+        turn = self._turn
+        if turn.closed or turn.forks != FORKS[0]:
+            turn.require_open()
+        with turn.lock:
+            if turn.closed or turn.inside:
+                turn.refuse("save")
             try:
-                self._inside = True
+                turn.inside = True
                 saving = self._saves.save(step, metric, pin, if_exists, when_busy)
             except BaseException:
                 self._saves.mend()
                 raise
             finally:
-                self._inside = False
+                turn.inside = False
             return saving
 
     def every(self, *, steps: int | None = None, seconds: float | None = None) -> Every:
@@ -325,15 +324,16 @@ class Checkpointer:
         """
         asked = Asked(only=only, rename=rename, strict=strict, prefixes=prefixes, meta_to=meta_to)
         request = restoring.Request(None if step is None else step_number(step), required, asked)
-        self._require_open()
-        with self._turn:
-            if self._closed or self._inside:
-                self._refuse("restore")
-            self._inside = True
+        turn = self._turn
+        turn.require_open()
+        with turn.lock:
+            if turn.closed or turn.inside:
+                turn.refuse("restore")
+            turn.inside = True
             try:
                 return self._restore(request)
             finally:
-                self._inside = False
+                turn.inside = False
 
     def _restore(self, request: restoring.Request) -> int:
         self._saves.mend()
@@ -363,15 +363,16 @@ class Checkpointer:
                 was told (no `wait` has raised it) and nothing newer has made it good.
             WaitTimeoutError, AgentError: it has not got there yet, or there is no agent to take it there.
         """
-        if self._closed:
+        turn = self._turn
+        if turn.closed:
             return
-        if self._forks != FORKS[0]:
-            self._closed = True  # a forked child has none of the threads; the parent goes on
+        if turn.forks != FORKS[0]:
+            turn.closed = True  # a forked child has none of the threads; the parent goes on
             return
         try:
             self._estate.flush(timeout)
         finally:
-            self._closed = True
+            turn.closed = True
             self._estate.shut()
 
     def __del__(self) -> None:
@@ -393,19 +394,3 @@ class Checkpointer:
             self.close()
         except Exception as second:  # noqa: BLE001 - the first error is the one to see
             log.error("while leaving because of %r: the newest snapshot did not get to disk: %s", error, second)
-
-    # -------------------------------------------------------------------------------------------------- checks
-
-    def _refuse(self, verb: str) -> None:
-        """It was closed while the caller waited for its turn, or the caller has the turn already."""
-        self._require_open()
-        raise RuntimeError(
-            f"{verb}() was called while this very thread saves or restores: by a state_dict() or load_state_dict() "
-            "of the state, or by a signal's handler (for those, there is preempt=...)"
-        )
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise ValueError("this checkpointer is closed")
-        if self._forks != FORKS[0]:
-            raise ValueError(f"this checkpointer belongs to process {self._pid}; a forked child needs its own")
