@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -179,3 +180,26 @@ def test_a_smaller_world_finds_and_keeps_what_the_larger_one_left_in_memory(join
         rank.seal(3, epoch=2, promise=True)
     assert [rank.hear(m.Reached, tier="disk", step=3) for rank in ranks]
     assert disk.manifest(2).world == 3 and disk.manifest(3).world == 2
+
+
+def test_a_larger_world_finds_in_memory_what_the_smaller_one_left(join: Join) -> None:
+    """Ranks that were not there get it from those that were, and no step is lost for one that is not on disk yet."""
+    ranks = join(2, rules=m.Rules(keep_last=3, disk_interval=3600.0))
+    made: list = []
+    for step in (1, 2):
+        made = [rank.seal(step, seed=rank.rank, epoch=1) for rank in ranks]
+        assert [rank.hear(m.Reached, tier="host", step=step) for rank in ranks]
+    leave(ranks)
+    ranks = join(4, epoch=2)
+    for rank in ranks:
+        found = rank.ask(m.Find(id=4)).copies
+        assert (2, "host", True, 2, made[0].created) in {(c.step, c.tier, c.clean, c.world, c.created) for c in found}
+        told = rank.ask(m.Describe(id=7, step=2, tier="host"))
+        assert (told.created, told.layout_of) == (made[0].created, (0, 0))
+        for other, image in enumerate(made):
+            fetched, fds = rank.ask_for_memory(m.Fetch(id=5, step=2, tier="host", rank=other))
+            segment = native.Segment.attach(fds[0], fetched.memory.nbytes)
+            assert bytes(segment.view(fetched.offset, LAYOUT.nbytes)) == image.bytes
+            segment.close()
+            os.close(fds[0])
+        rank.channel.send(m.Release())

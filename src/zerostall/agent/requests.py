@@ -88,7 +88,7 @@ class Requests:
                     run.fetches.elsewhere = elsewhere.of_run(run.folder.facts.run, run.world)
 
                 def find() -> None:
-                    run.fetches.find(client, message, berth.rank, tuple(berth.clean_copies()))
+                    run.fetches.find(client, message, berth.rank, run.copies_for(berth))
 
                 # The newest step may be on its way from a vault, or put and not committed in this node's folder.
                 put = run.outpost.own if run.outpost is not None else run.seat.drafts if run.seat is not None else None

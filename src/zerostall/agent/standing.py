@@ -125,6 +125,19 @@ class Standing:
         """Steps that stay in memory: the newest that is clean on every rank, and what may become so."""
         return frozenset([*self.trickle.clean_steps()[-1:], *(save.step for save in self.caller.pending())])
 
+    def copies_for(self, berth: Berth) -> tuple[m.CopyFacts, ...]:
+        """What this rank can get that is clean in memory: its own images, and steps of worlds that it was not in."""
+        own = berth.clean_copies()
+        others = {
+            (copy.step, copy.created): copy
+            for other in self.berths.values()
+            for copy in other.clean_copies()
+            if copy.clean and copy.world <= berth.rank
+        }
+        for copy in own:
+            others.pop((copy.step, copy.created), None)
+        return (*own, *others.values())
+
     def busy(self) -> bool:
         """Is a step on its way to disk, being read, about to go, or retention at work?"""
         carrying = self.carrier is not None and self.carrier.busy()
