@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
-from zerostall.core.tears import Moment, Place, settled
+from zerostall.core.tears import UNKNOWN, Moment, Place, settled
 from zerostall.trainer.tears import Tears, place_of
 
 HERE: Place = ((1, 10), (2, 20))
@@ -22,6 +25,7 @@ FARTHER: Place = ((1, 12), (2, 20))
         (Moment(1.0, FARTHER), True, "has ended"),
         (Moment(1.0, ((2, 20),)), True, "has ended"),
         (Moment(1.0, None), True, "has ended"),  # and so has the thread
+        (Moment(1e6, UNKNOWN), False, "not known"),
     ],
 )
 def test_when_all_that_was_under_way_has_ended(now: Moment, final: bool, why: str) -> None:
@@ -108,6 +112,42 @@ def test_nothing_is_final_before_everything_has_been_read() -> None:
     world.go_on()
     assert not world.tears.look_again()
     assert world.looks == 0
+
+
+def test_where_the_place_was_not_known_a_later_one_counts() -> None:
+    world = World()
+    world.place = UNKNOWN
+    assert world.tears.found() == []
+    world.time += 10
+    assert not world.tears.look_again()
+    world.place = HERE
+    assert not world.tears.look_again()
+    world.time += 10
+    assert not world.tears.look_again()  # it may be in the operation that was under way at first
+    world.written = ["w"]
+    world.go_on()
+    assert world.tears.look_again()
+    assert world.tears.take_late() == ["w"]
+
+
+def test_what_is_no_frame_is_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11 once gave a function for a frame's caller."""
+    frame = SimpleNamespace(f_code=place_of.__code__, f_lasti=0, f_back=place_of)
+    monkeypatch.setattr(sys, "_current_frames", lambda: {7: frame})
+    assert place_of(7) == UNKNOWN
+
+
+def test_a_place_is_that_of_every_frame() -> None:
+    me = threading.get_ident()
+
+    def within(depth: int) -> Iterator[Place | None]:
+        if depth:
+            yield from within(depth - 1)
+        else:
+            yield place_of(me)
+
+    places = [next(within(depth)) for depth in range(3)]
+    assert [len(place or ()) - len(places[0] or ()) for place in places] == [0, 1, 2]
 
 
 def test_the_place_of_a_thread_stays_while_it_waits_and_changes_when_it_goes_on() -> None:

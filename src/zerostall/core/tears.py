@@ -12,6 +12,9 @@ Place = tuple[tuple[int, int], ...]
 """What a thread is executing: code object and instruction of each of its frames. It stays the same throughout one
 operation of torch's."""
 
+UNKNOWN: Place = ()
+"""It executes something, and nobody can say what."""
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:
@@ -38,6 +41,8 @@ def settled(read: Moment, now: Moment, grace: float = GRACE) -> Ruling:
     """
     if now.at - read.at < grace:
         return Ruling(False, "an operation of some other thread may not have ended")
+    if UNKNOWN in (read.place, now.place):
+        return Ruling(False, "what the thread that saves was executing is not known")
     if now.place is not None and now.place == read.place:
         return Ruling(False, "the thread that saves may still be in the same operation")
     return Ruling(True, "what was under way has ended")

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
 from collections.abc import Callable
+from itertools import accumulate, repeat
+from types import FrameType
 from typing import Protocol
 
 import msgspec
 
-from zerostall.core.tears import Moment, Place, settled
+from zerostall.core.tears import UNKNOWN, Moment, Place, settled
 
 
 def place_of(thread: int) -> Place | None:
-    """What that thread is executing; None: it has ended. No frame is kept, for it would keep what is in it."""
-    frame = sys._current_frames().get(thread)
-    if frame is None:
+    """What that thread is executing; None: it has ended. No frame is kept, for it would keep what is in it.
+
+    All frames are taken by one call of C's, in which no other thread runs. Where one does, between a generator's frame
+    and its caller's, Python 3.11 looks for the caller where it no longer is, and finds anything: a function, say.
+    """
+    first = sys._current_frames().get(thread)
+    if first is None:
         return None
-    place: list[tuple[int, int]] = []
-    while frame is not None:
-        place.append((id(frame.f_code), frame.f_lasti))
-        frame = frame.f_back
-    return tuple(place)
+    frames: list[object] = []
+    with contextlib.suppress(AttributeError):  # the outermost has no caller, which has none itself
+        frames.extend(accumulate(repeat("f_back"), getattr, initial=first))
+    found = [(id(frame.f_code), frame.f_lasti) for frame in frames if isinstance(frame, FrameType)]
+    return tuple(found) if len(found) == len(frames) - 1 and frames[-1] is None else UNKNOWN
 
 
 class Changed(Protocol):
@@ -81,6 +88,8 @@ class Tears(msgspec.Struct, eq=False):
                 now = self._now()
                 if settled(self._read, now).final:
                     self._look()
+                elif self._read.place == UNKNOWN:
+                    self._read = now  # nothing is read then either
             return self.final
 
     def take_late(self) -> list[str]:
