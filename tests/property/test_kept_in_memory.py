@@ -9,16 +9,20 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hand import wait_until
 from images import make_layout, record_of
 from zerostall import native
+from zerostall.agent.berth import Berth
 from zerostall.agent.client import Client
 from zerostall.agent.run import Run
 from zerostall.agent.wish import Wish
+from zerostall.core.candidates import Past
 from zerostall.core.layout import Layout
+from zerostall.core.manifest import Manifest
 from zerostall.core.roll import Save
 from zerostall.flow.budget import Budget
 from zerostall.flow.governor import Governor
@@ -48,6 +52,7 @@ class Rank:
         self.client: Client | None = None
         self.line = Line()
         self.step = 0
+        self.turn = 0
         self.layout: Layout | None = None
 
     def layout_at(self, step: int) -> Layout:
@@ -85,19 +90,27 @@ class Agent:
             run.advance()
             self.check()
         self.epoch += 1
-        newest = self.clean()
         for rank in (self.ranks[number] for number in order):
-            rank.step, rank.layout = newest, None
             run.begin(run.berths[rank.number], self.epoch)
             run.advance()
             self.check()
+        newest = self.clean()
+        assert newest == self.clean(outdone=True)
+        for rank in self.ranks:
+            rank.step, rank.turn, rank.layout = newest, 0, None
 
-    def act(self, rank: Rank, *, discard: bool) -> None:
-        """The rank comes to its next save: with a slot it seals it, or it comes to nothing, without one it skips."""
+    def act(self, rank: Rank, *, discard: bool = False, anew: bool = False) -> None:
+        """The rank comes to its next save: with a slot it seals it, or it comes to nothing, without one it skips.
+
+        `anew`: of the number that it has saved last.
+        """
         run = self.run
-        rank.step += 1
+        if anew and rank.step:
+            rank.turn += 1
+        else:
+            rank.step += 1
         layout, berth = rank.layout_at(rank.step), run.berths[rank.number]
-        save = Save(self.epoch, rank.step)
+        save = Save(self.epoch, rank.step, rank.turn)
         if layout is not rank.layout:
             berth.lease(layout, self.slots)
             berth.take_back_grant()
@@ -125,7 +138,7 @@ class Agent:
                 run=run.folder.facts.run,
                 created=float(made),
             )
-            run.seal(berth, granted.index, record, Wish(save))
+            run.seal(berth, granted.index, record, Wish(save, replace=anew))
         run.advance()
 
     def kill(self, rank: Rank) -> None:
@@ -154,15 +167,24 @@ class Agent:
         ]
         return max(every, default=0)
 
-    def clean(self) -> int:
-        """The newest step of which every rank's image is in memory, under one manifest."""
-        every = [berth.clean_steps() for _, berth in sorted(self.run.berths.items())]
-        common = set.intersection(*map(set, every)) if every else set()
-        alike = [step for step in common if len({berth.manifest(step) for berth in self.run.berths.values()}) == 1]
-        return max(alike, default=0)
+    def clean(self, *, outdone: bool = False) -> int:
+        """The newest step of which every rank's image is in memory, under one manifest.
+
+        `outdone`: count what a save of the same number has outdone that is not clean itself.
+        """
+        every = [self._manifests(berth, outdone=outdone) for berth in self.run.berths.values()]
+        common = set[Manifest].intersection(*every) if every else set()
+        return max((manifest.step for manifest in common), default=0)
+
+    def _manifests(self, berth: Berth, *, outdone: bool) -> set[Manifest]:
+        found = {manifest for step in berth.clean_steps() if (manifest := berth.manifest(step))}
+        if outdone:
+            found |= {one for tier in berth.tiers() for step in berth.sealed_steps() if (one := tier.outdone(step))}
+            found |= {tier.manifest(step) for tier in berth.older for step in tier.steps()}
+        return found
 
     def check(self) -> None:
-        assert self.clean() >= self.told(), (self.clean(), self.told())
+        assert self.clean(outdone=True) >= self.told(), (self.clean(), self.told())
 
     def close(self) -> None:
         for rank in self.ranks:
@@ -188,17 +210,19 @@ def test_the_newest_clean_step_stays_whole_in_memory(data: st.DataObject) -> Non
                 actions = st.one_of(
                     st.tuples(st.just("save"), st.sampled_from(numbers)),
                     st.tuples(st.just("all save"), st.just(0)),
+                    st.tuples(st.just("save anew"), st.sampled_from(numbers)),
+                    st.tuples(st.just("all save anew"), st.just(0)),
                     st.tuples(st.just("discard"), st.sampled_from(numbers)),
                     st.tuples(st.just("settle"), st.just(0)),
                 )
                 for what, number in data.draw(st.lists(actions, max_size=12), "actions"):
                     if what == "settle":
                         agent.settle()
-                    elif what == "all save":
+                    elif what.startswith("all"):
                         for rank in sorted(agent.ranks, key=lambda rank: rank.step):
-                            agent.act(rank, discard=False)
+                            agent.act(rank, anew=what.endswith("anew"))
                     else:
-                        agent.act(agent.ranks[number], discard=what == "discard")
+                        agent.act(agent.ranks[number], discard=what == "discard", anew=what.endswith("anew"))
                     agent.check()
                 for number in data.draw(st.permutations(numbers), "deaths"):
                     agent.kill(agent.ranks[number])
@@ -206,6 +230,60 @@ def test_the_newest_clean_step_stays_whole_in_memory(data: st.DataObject) -> Non
                     if data.draw(st.booleans(), "the disk is awaited"):
                         agent.settle()
                         agent.check()
+        finally:
+            agent.close()
+
+
+@pytest.mark.parametrize("grown", [[], [2]], ids=["alike", "grown"])
+@pytest.mark.parametrize("end", ["death", "torn", "revoked", "clean"])
+def test_a_clean_step_that_is_saved_anew_stays_until_that_save_is_clean(end: str, grown: list[int]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        agent = Agent(Path(folder, "run"), 2, 3, [], 3600.0)
+        first, second = agent.ranks
+        try:
+            agent.start([0, 1])
+            for _ in range(2):
+                for rank in agent.ranks:
+                    agent.act(rank)
+            agent.settle()
+            before = agent.run.berths[0].manifest(2)
+            assert before is not None
+            for rank in agent.ranks:
+                rank.grown = grown
+            agent.act(first, anew=True)
+            assert agent.run.berths[0].manifest(2) is None
+            assert agent.clean() == 1 and agent.clean(outdone=True) == 2
+            if end == "death":
+                for rank in agent.ranks:
+                    agent.kill(rank)
+                agent.start([0, 1])
+            elif end == "torn":
+                agent.act(second, anew=True, discard=True)
+            else:
+                agent.act(second, anew=True)
+            if end == "revoked":
+                berth = agent.run.berths[0]
+                agent.run.revoke(berth, Past(2, berth.created(2) or 0.0), "torn")
+                assert 2 not in berth.clean_steps()  # the one before had made room
+                return
+            assert agent.clean() == agent.clean(outdone=True) == 2
+            after = agent.run.berths[0].manifest(2)
+            assert after is not None
+            assert (after == before) == (end != "clean")
+            for rank in agent.ranks:
+                agent.kill(rank)
+
+            def written() -> bool:
+                agent.settle()
+                return agent.run.folder.disk.created(2) == after.created
+
+            wait_until(written)
+            assert agent.run.folder.disk.manifest(2) == after
+            agent.start([0, 1])
+            for _ in range(3):
+                for rank in agent.ranks:
+                    agent.act(rank)
+            assert agent.clean() == 5  # no slot is lost
         finally:
             agent.close()
 

@@ -97,3 +97,46 @@ def test_a_forgotten_image_that_is_being_read_loses_its_name_and_then_its_slot()
     assert slots.table[old].phase is Phase.sealed
     slots.release(old)
     assert slots.table[old].phase is Phase.free
+
+
+def outdone(count: int = 3) -> Slots:
+    """Step 5 was clean, and is saved anew."""
+    slots = Slots(count)
+    seal_next(slots, 5)
+    slots.seal(slots.grant().index or 0, 5, outdo=True)
+    return slots
+
+
+def test_an_outdone_image_is_not_found_and_not_granted() -> None:
+    slots = outdone()
+    found = slots.at_step(5)
+    assert found is not None and found.index == 1 and [slot.index for slot in slots.sealed()] == [1]
+    assert seal_next(slots, 6) == 2
+    assert slots.grant().index is None  # else nobody could say what became of the one before
+
+
+@pytest.mark.parametrize("step", [5, 6])
+def test_it_makes_room_for_what_is_clean(step: int) -> None:
+    slots = outdone(2)
+    slots.settle(4)
+    assert slots.grant().index is None
+    slots.settle(step)
+    assert slots.outdone(5) is None and slots.grant().index == 0
+
+
+def test_it_counts_again_where_the_newer_one_comes_to_nothing() -> None:
+    slots = outdone(2)
+    restored = slots.restore(5)
+    assert restored is not None and restored.index == 0 and slots.at_step(5) is restored
+    assert slots.grant().index == 1
+    assert slots.restore(6) is None
+
+
+def test_who_reads_it_reads_on() -> None:
+    slots = outdone(2)
+    slots.hold(1)
+    slots.table[0].readers = 1  # since before
+    slots.settle(5)
+    assert slots.grant().index is None
+    slots.release(0)
+    assert slots.grant().index == 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from zerostall import native
+from zerostall.agent.wish import Wish
 from zerostall.core.candidates import Past
 from zerostall.core.roll import NONE, Save
 from zerostall.errors import FormatError
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from zerostall.agent.client import Client
     from zerostall.agent.loop_call import Post
     from zerostall.agent.stowage import Stowage
-    from zerostall.agent.wish import Wish
     from zerostall.core.layout import Layout
     from zerostall.core.manifest import Manifest, Record
     from zerostall.flow.budget import Budget
@@ -42,6 +42,7 @@ class Berth:
         heard: the newest save that this rank's trainers have sealed under this agent.
         asked: so many images the trainer wants memory for; it may have been lent more.
         grant: the number of the newest grant.
+        outdone: what was wished for images of clean steps that are being saved anew.
         spoiled: what was said last of saves that will never be clean; a trainer whose connection broke may have missed
             it.
     """
@@ -59,6 +60,7 @@ class Berth:
     grant: int = 0
     spoiled: deque[m.Spoiled] = field(default_factory=lambda: deque(maxlen=_SPOILED_KEPT))
     wishes: dict[int, Wish] = field(default_factory=dict)
+    outdone: dict[int, Wish] = field(default_factory=dict)
     fallbacks: tuple[m.Fallback, ...] = ()
     stowage: Stowage | None = None
 
@@ -167,11 +169,14 @@ class Berth:
 
     def seal(self, slot: int, record: Record, wish: Wish) -> None:
         assert self.current is not None
+        if self.manifest(record.step) is not None:
+            self.outdone[record.step] = self.wishes.get(record.step, Wish())
         self.current.seal(slot, record)
         self.wishes[record.step] = wish
         if wish.promise:
             self.current.slots.promise(slot)
         self.wishes = {step: wish for step, wish in self.wishes.items() if self.tier_with(step)}
+        self.outdone = {step: wish for step, wish in self.outdone.items() if self.tier_with(step)}
 
     def has(self, slot: int, record: Record) -> bool:
         """Is this very image sealed already? (A trainer says it again when it cannot know that it was heard.)"""
@@ -251,18 +256,38 @@ class Berth:
         """Drop the images of these very steps, known by when rank 0 saved them."""
         left = set(past)
         for tier in self.tiers():
+            for one in left:
+                if (before := tier.outdone(one.step)) is not None and before.created == one.created:
+                    tier.forget_outdone(one.step)
             for slot in tier.slots.sealed():
                 clean = slot.step in tier.steps()
                 created = (tier.manifest if clean else tier.record_of)(slot.step).created
                 if Past(slot.step, created) in left:
-                    tier.evict(slot.step)
+                    tier.unseal(slot.step)
+                    self._counts_again(slot.step)
 
     def forget_unfinished(self, epoch: int) -> None:
         """Drop what was sealed before an epoch and never was clean: it will never be."""
         for step in self.sealed_steps():
             wish = self.wishes.get(step)
             if self.manifest(step) is None and (wish is None or wish.save.epoch < epoch):
-                self.forget_step(step)
+                self.unseal(step)
+
+    def unseal(self, step: int) -> None:
+        """The newest image of the step is worth nothing: that of a save before counts again, if it was clean."""
+        if (tier := self.tier_with(step)) is not None:
+            tier.unseal(step)
+        if not self._counts_again(step):
+            self.forget_step(step)
+
+    def _counts_again(self, step: int) -> bool:
+        """Is the image of the step one that was outdone, and is so no more?"""
+        before = self.outdone.pop(step, None)
+        if before is None or self.manifest(step) is None:
+            return False
+        before.replace = True  # it may be on disk
+        self.wishes[step] = before
+        return True
 
     def forget_step(self, step: int) -> None:
         """Drop every image of the step."""
@@ -274,6 +299,8 @@ class Berth:
         if self.current is None or not self.current.slots.sealed():
             return
         kept = {id(tier) for step in keep if (tier := self.tier_with(step)) is not None}
+        outdone = {step for step in self.outdone if self.manifest(step) is None}
+        kept |= {id(tier) for tier in self.older if outdone & set(tier.steps())}
         for tier in [tier for tier in self.older if not tier.held() and id(tier) not in kept]:
             self.older.remove(tier)
             self._close(tier)

@@ -283,12 +283,14 @@ class Run(Standing):
         log.warning("%s, rank %d: step %d is dirty after all: %s", self.where, berth.rank, step, reason)
         save = berth.wishes[step].save if berth.created(step) == past.created else None
         if save is not None:
-            berth.forget_step(step)
+            berth.unseal(step)
             self.trickle.give_up(step)
         elif berth.stowage is not None and (wish := berth.stowage.revoke(past, reason)) is not None:
             save = wish.save
         self.remember_revoked(berth.rank, past)
         self.caller.revoked(berth.rank, save, past, reason)
+        if berth.manifest(step) is not None:
+            self.trickle.try_again(step)  # the one that this had outdone
         if self.outpost is None or self.outpost.own is not None:
             self.evict(berth.rank, past)
 

@@ -77,7 +77,7 @@ class Verdicts:
             if (created := berth.created_of(save)) is not None:
                 if not spoiled.revoked and berth.manifest(save.step) is not None:
                     continue
-                berth.forget_step(save.step)
+                berth.unseal(save.step)
                 reason = m.plain(spoiled.reason)
                 berth.send(
                     m.Spoiled(

@@ -10,6 +10,9 @@ processes.
 A granted slot may be *filling* before it is sealed: a vault of the agent brings the rest of its image, and the trainer
 is granted another one meanwhile.
 
+A slot whose step is saved anew is *outdone*, if it was clean: nobody finds it, and it is free when the new image is
+clean, too, or sealed again when that one comes to nothing.
+
 A sealed slot is not granted while it is the newest, while somebody reads it (`hold`), or while it was promised to a
 slower tier (`promise`).
 """
@@ -27,6 +30,7 @@ class Phase(Enum):
     granted = "granted"
     filling = "filling"
     sealed = "sealed"
+    outdone = "outdone"
 
 
 @dataclass(slots=True)
@@ -71,6 +75,10 @@ class Slots:
         """The sealed slot that holds `step`."""
         return next((s for s in self.table if s.phase is Phase.sealed and s.step == step), None)
 
+    def outdone(self, step: int) -> Slot | None:
+        """The slot that holds an image of `step` that was clean before the newest of that number was sealed."""
+        return next((s for s in self.table if s.phase is Phase.outdone and s.step == step), None)
+
     def granted(self) -> Slot | None:
         return next((s for s in self.table if s.phase is Phase.granted), None)
 
@@ -93,7 +101,7 @@ class Slots:
         for slot in [slot for slot in older if slot not in spared] + spared:
             if slot in spared and self.count - len(spared) >= enough:
                 break
-            if slot.readers == 0 and not slot.promised and slot.step not in keep:
+            if slot.readers == 0 and not slot.promised and slot.step not in keep and not self.outdone(slot.step):
                 replaced = slot.step
                 slot.phase, slot.step = Phase.granted, -1
                 return Grant(slot.index, f"replaces step {replaced}")
@@ -112,16 +120,33 @@ class Slots:
             raise ValueError(f"slot {index} is {slot.phase.value}, not granted")
         slot.phase = Phase.filling
 
-    def seal(self, index: int, step: int) -> None:
+    def seal(self, index: int, step: int, *, outdo: bool = False) -> None:
         """The granted or filling slot now holds the whole image of `step`.
 
-        An older image of the same step loses to this one.
+        An older image of the same step loses to this one; `outdo`: it stays until `settle` or `restore`.
         """
         slot = self._taken_slot(index)
         twin = self.at_step(step)
-        if twin is not None:
+        if twin is not None and outdo:
+            twin.phase, twin.promised = Phase.outdone, False
+        elif twin is not None:
             self.forget(twin.index)
         slot.phase, slot.step, slot.promised = Phase.sealed, step, False
+
+    def settle(self, step: int) -> None:
+        """The image of `step` is clean: none that it has outdone is needed, nor older ones."""
+        for slot in self.table:
+            if slot.phase is Phase.outdone and slot.step <= step:
+                self.forget(slot.index)
+
+    def restore(self, step: int) -> Slot | None:
+        """The newest image of `step` came to nothing: the one that it had outdone is sealed again, if there is one."""
+        newest, slot = self.at_step(step), self.outdone(step)
+        if newest is not None:
+            self.forget(newest.index)
+        if slot is not None:
+            slot.phase = Phase.sealed
+        return slot
 
     def discard(self, index: int) -> None:
         """The granted or filling slot holds nothing of use (a dirty capture, a dead trainer)."""

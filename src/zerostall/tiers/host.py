@@ -56,6 +56,7 @@ class HostTier:
         self._records: dict[int, Record] = {}
         self._manifests: dict[int, Manifest] = {}
         self._damage: dict[int, str] = {}
+        self._outdone: dict[int, Manifest] = {}  # by slot: of images whose step was saved anew
 
     # -------------------------------------------------------------------------------------------------- verbs
 
@@ -79,6 +80,8 @@ class HostTier:
         if step in self._manifests and not replace:
             raise StepExistsError(f"step {step} is in host memory already", hint="save with if_exists='replace'")
         self._manifests[step] = manifest
+        self.slots.settle(step)
+        self._outdone = {index: one for index, one in self._outdone.items() if one.step > step}
 
     def steps(self) -> list[int]:
         return sorted(step for step in self._manifests if self.slots.at_step(step) is not None)
@@ -111,11 +114,8 @@ class HostTier:
         return stored
 
     def evict(self, step: int) -> None:
-        self._manifests.pop(step, None)
-        slot = self.slots.at_step(step)
-        if slot is not None:
-            self._damage.pop(slot.index, None)
-            self.slots.forget(slot.index)
+        self.forget_outdone(step)
+        self.unseal(step)
 
     # -------------------------------------------------------------------------------------- beyond the contract
 
@@ -127,13 +127,34 @@ class HostTier:
         mine = self.layout
         if (record.layout, record.begins, record.nbytes) != (mine.digest, mine.begins, mine.nbytes):
             raise FormatError("the record is of another layout than this segment")
-        self._manifests.pop(record.step, None)
-        self.slots.seal(slot, record.step)
+        before, clean = self.slots.at_step(record.step), self._manifests.pop(record.step, None)
+        self.slots.seal(slot, record.step, outdo=clean is not None)
+        if before is not None and clean is not None:
+            self._outdone[before.index] = clean
         self._records[slot] = record
         self._damage.pop(slot, None)
         held = {s.step for s in self.slots.sealed()}
         for step in [step for step in self._manifests if step not in held]:
             del self._manifests[step]
+
+    def unseal(self, step: int) -> None:
+        """The newest image of `step` came to nothing: the one of that number before it counts, if it was clean."""
+        self._manifests.pop(step, None)
+        if (slot := self.slots.at_step(step)) is not None:
+            self._damage.pop(slot.index, None)
+        if (before := self.slots.restore(step)) is not None:
+            self._manifests[step] = self._outdone.pop(before.index)
+
+    def outdone(self, step: int) -> Manifest | None:
+        """Of the image of `step` that was clean when it was saved anew, while that new one is not yet."""
+        slot = self.slots.outdone(step)
+        return self._outdone[slot.index] if slot is not None else None
+
+    def forget_outdone(self, step: int) -> None:
+        if (slot := self.slots.outdone(step)) is not None:
+            del self._outdone[slot.index]
+            self._damage.pop(slot.index, None)
+            self.slots.forget(slot.index)
 
     def hold(self, step: int) -> Held:
         """Keep the image of `step` as it is while somebody reads it."""
