@@ -128,11 +128,28 @@ def test_what_does_not_fit_its_checksum_is_damaged_unless_the_agent_is_another(
         trainer.read(trainer.told(agent.memory, 0))
 
 
+def test_memory_for_what_is_on_the_way_does_not_grow_with_the_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(file_loads, "begin", lambda *_, staging, **__: made.append(id(staging)) or Interrupted("begun"))
+    plan = native.Plan(nbytes=4, header=b"", chunk_bytes=CHUNK, offsets=[0], sizes=[4])
+    pool = native.Pool("test", 1)
+    spare: dict[int, list[native.Staging]] = {}
+    with contextlib.ExitStack() as stack:
+        file = File(os.memfd_create("file"), Path("file"), 4)
+        stack.callback(os.close, file.fd)
+        for _ in range(5):
+            loading = Loading(pool, Devices(), plan, [torch.zeros(1)], [0], file, spare)
+            for _ in range(2):
+                loading.begin()
+            loading.give_up()
+    assert len(made) == 10 and len(set(made)) == 2
+
+
 class Interrupted:
     """A job that Ctrl-C keeps one from waiting for."""
 
-    def __init__(self) -> None:
-        self.said: list[str] = []
+    def __init__(self, *said: str) -> None:
+        self.said = list(said)
 
     def cancel(self) -> None:
         self.said.append("cancel")
@@ -151,8 +168,7 @@ def test_a_job_whose_waiting_is_interrupted_has_ended_before_its_memory_goes(mon
         through(cast("Any", job))
     assert job.said == ["wait", "cancel", "wait"]
 
-    job = Interrupted()
-    job.said.append("begun")
+    job = Interrupted("begun")
     monkeypatch.setattr(file_loads, "begin", lambda *_, **__: job)
     plan = native.Plan(nbytes=4, header=b"", chunk_bytes=CHUNK, offsets=[0], sizes=[4])
     with contextlib.ExitStack() as stack:

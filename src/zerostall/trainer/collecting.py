@@ -252,6 +252,7 @@ class _Writing:
         self._copy = copy
         self._label = label
         self._underway: deque[_Underway] = deque()
+        self._spare: dict[int, list[native.Staging]] = {}
         self._coming: list[tuple[Coming, Loading, Loose]] = []
 
     def begin(self, stack: contextlib.ExitStack, image: Mapped | Filed | Coming, share: Share) -> None:
@@ -262,7 +263,8 @@ class _Writing:
             return
         record = image.record
         plan, targets = _runs(record, share)
-        loading = Loading(self._pool, self._source.devices, plan, targets, range(len(targets)), image.file)
+        devices, pieces = self._source.devices, range(len(targets))
+        loading = Loading(self._pool, devices, plan, targets, pieces, image.file, self._spare)
         stack.callback(loading.give_up)
         if isinstance(image, Coming):
             loose = share.loose(record.chunk_bytes)

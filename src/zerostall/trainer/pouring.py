@@ -89,6 +89,10 @@ class Loading:
     """Bytes of a file to tensors, each with its piece of the image, which are in rising order, in one pass.
 
     Nothing may be used before the end. The devices' memory must be idle from the first `begin` on.
+
+    Args:
+        spare: memory for what is on the way, by device, that several of these may have in turns: what they need then
+            grows with what is under way at once, and not with how many there are.
     """
 
     def __init__(
@@ -99,6 +103,7 @@ class Loading:
         holders: Sequence[Holder],
         pieces: Sequence[int],
         file: File,
+        spare: dict[int, list[native.Staging]] | None = None,
     ) -> None:
         self._pool = pool
         self._devices = devices
@@ -115,7 +120,7 @@ class Loading:
             for ordinal, mine in places.items()
         ]
         self._jobs: list[tuple[native.Load, int, native.Staging]] = []
-        self._stagings: dict[int, list[native.Staging]] = {}
+        self._spare = {} if spare is None else spare
         devices.see(ordinal for ordinal in places if ordinal != _HOST)
         devices.settle()
 
@@ -123,7 +128,7 @@ class Loading:
         """Begin to bring all chunks, or only some; see `file_loads.begin`."""
         for ordinal, pieces, targets in self._places:
             device = self._devices.get(ordinal)
-            spare = self._stagings.setdefault(ordinal, [])
+            spare = self._spare.setdefault(ordinal, [])
             staging = spare.pop() if spare else native.Staging(self._pool.threads, device)
             with file_loads.apart(self._file) as file:
                 # In one go: a job that is interrupted (Ctrl-C) before it is noted is awaited, for nobody holds it.
@@ -160,7 +165,7 @@ class Loading:
                 job.cancel()
                 with contextlib.suppress(ZerostallError):
                     job.wait()
-            self._stagings[ordinal].append(staging)
+            self._spare[ordinal].append(staging)
 
     def give_up(self) -> None:
         """What was begun and is not settled comes to nothing, and touches no memory afterwards."""
