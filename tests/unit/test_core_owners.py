@@ -113,6 +113,11 @@ def test_what_an_optimizer_does_not_have_yet_is_its_parameters_owners_and_no_oth
     assert mine.choose("o.b.weight.deep.exp_avg", {"expert 0", "expert 1"}) == "expert 1"
     assert mine.choose("o.another.exp_avg", {"expert 1", "expert 5"}) == "expert 1"  # it has another name here
 
+    marked = State({"a": first, "o": RankLocal(torch.optim.AdamW(first.parameters()), "weight*", owner="x")}, rng=False)
+    mine = Owners.among(marked._walk(marked._roots))
+    assert mine.choose("o.weight.exp_avg", {"x", "y"}) == "x" and mine.choose("o.weight.exp_avg", {"y"}) is None
+    assert mine.choose("o.bias.exp_avg", {"x"}) is None
+
 
 def test_what_rows_and_columns_of_ranks_hold_is_told_apart_by_who_has_it() -> None:
     from zerostall.trainer.state import stored_step

@@ -20,7 +20,7 @@ from zerostall.trainer.state import refs
 from zerostall.trainer.state.stored import StoredPart, StoredState, read_values
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from zerostall.core.kinds import Kind
     from zerostall.core.manifest import Record
@@ -81,28 +81,32 @@ class Owners:
         of: by name; "" is this rank alone.
         every: all owners that have a name.
         below: by the name below which an optimizer keeps what it has of a tensor.
+        marked: tells by a name the owner that a mark names.
     """
 
     of: Mapping[str, str] = field(default_factory=dict)
     every: frozenset[str] = frozenset()
     below: Mapping[str, str] = field(default_factory=dict)
+    marked: Callable[[str], str | None] = lambda name: None
 
     @classmethod
     def among(cls, walk: Walk) -> Owners:
         of = {leaf.name: leaf.whose for leaf in walk.leaves if leaf.whose is not None}
-        return cls(of, frozenset(filter(None, of.values())), walk.owned_below)
+        return cls(of, frozenset(filter(None, of.values())), walk.owned_below, walk.rank_local)
 
     def choose(self, name: str, stored: Collection[str]) -> str | None:
         """Of the owners under whom a tensor is stored the one that this rank is; None where that is not clear.
 
-        What is not here yet, an optimizer's state, is its parameter's owner's; where that has another name here, that
-        owner's of whom this rank has other tensors.
+        What is not here yet, an optimizer's state, is its parameter's owner's, else that of whoever its own mark names;
+        where it has another name here, that owner's of whom this rank has other tensors.
         """
         whose = self.of.get(name)
         above = name
         while whose is None and above:
             above = above.rpartition(".")[0]
             whose = self.below.get(above)
+        if whose is None:
+            whose = self.marked(name) or None  # without a name it may be that of several ranks
         if whose is not None:
             return whose if whose in stored else None
         mine = self.every.intersection(stored)
