@@ -14,8 +14,9 @@ from stores.google import Google
 pytestmark = pytest.mark.gpu
 
 
+@pytest.mark.parametrize("apart", [False, True], ids=["as-saved", "aliases-apart"])
 def test_a_device_is_filled_from_a_store(
-    google: Google, agent_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    google: Google, agent_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, apart: bool
 ) -> None:
     pytest.importorskip("obstore", reason="obstore is not installed")
     for name, value in google.environment().items():
@@ -27,6 +28,9 @@ def test_a_device_is_filled_from_a_store(
         "strided": torch.arange(6000.0, device=device).view(60, 100).t(),
         "host": torch.arange(1001.0),
     }
+    if apart:  # of one memory where they are saved, and of another each where they are restored
+        matrix = saved["w"].view(3_000_000, 4)
+        saved |= {"column": matrix[:, 1], "turned": matrix.t()[2:], "every": saved["host"][::3]}
     with zerostall.Checkpointer(url, s=saved) as ckpt:
         ckpt.save(1).wait("remote", timeout=120)
     stop_agent(Path(agent_environment["ZEROSTALL_RUNTIME_DIR"]))
