@@ -31,6 +31,14 @@ class Request:
     def is_part(self) -> bool:
         return self.method == "PUT" and re.search(r"[?&](partNumber=|comp=block(&|$))", self.target) is not None
 
+    @property
+    def part(self) -> int | None:
+        """Its number; a block says it in its name."""
+        found = re.search(r"[?&]partNumber=(\d+)", self.target)
+        if found is None and self.is_part and (block := re.search(r"[?&]blockid=([^&]+)", self.target)):
+            found = re.match(r"(\d+)-", base64.b64decode(unquote(block[1])).decode())
+        return int(found[1]) if found else None
+
 
 def is_part(request: Request) -> bool:
     return request.is_part

@@ -25,6 +25,9 @@ _numbers = itertools.count(1)
 on_both = pytest.mark.parametrize("s3_server", ["moto", "seaweed"], indirect=True)
 """A test that goes by more than what moto takes S3 to be."""
 
+on_resumable = pytest.mark.parametrize("s3_server", ["moto", "seaweed", "azurite"], indirect=True)
+"""Where an upload that broke off is taken up."""
+
 on_all = pytest.mark.parametrize("s3_server", ["moto", "seaweed", "google", "azurite"], indirect=True)
 """The same, where it does not matter in whose words an upload is made."""
 

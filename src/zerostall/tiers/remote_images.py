@@ -18,10 +18,10 @@ from zerostall.core import steps as names
 from zerostall.core.layout import CHUNK
 from zerostall.errors import CorruptError
 from zerostall.telemetry import say_once
-from zerostall.tiers import kept
+from zerostall.tiers import kept, urls
 from zerostall.tiers.contract import Image, ImageBytes, Stored
 from zerostall.tiers.image_bytes import MemoryBytes
-from zerostall.tiers.uploads import Gate, PlainUploads, S3Uploads, Uploads
+from zerostall.tiers.uploads import AzureUploads, Gate, PlainUploads, S3Uploads, Uploads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -57,9 +57,11 @@ class RemoteImages:
         self._gate = gate
         self._layouts: dict[str, Layout] = {}
         self._written: set[str] = set()
-        from zerostall.tiers.s3 import S3, why_not  # with HTTP and TLS, which an agent without a store need not import
+        # With HTTP and TLS, which an agent without a store need not import.
+        from zerostall.tiers import azure, s3
 
-        reason = why_not(store)
+        in_blocks = store.scheme in urls.AZURE_SCHEMES
+        reason = azure.why_not(store) if in_blocks else s3.why_not(store)
         if reason:
             say_once(
                 f"uploads:{store.url}",
@@ -67,7 +69,11 @@ class RemoteImages:
                 store.url,
                 reason,
             )
-        self._uploads: Uploads = PlainUploads(store) if reason else S3Uploads(store, S3(store), hands)
+        self._uploads: Uploads = PlainUploads(store)
+        if not reason and in_blocks:
+            self._uploads = AzureUploads(store, azure.Azure(store), hands)
+        elif not reason:
+            self._uploads = S3Uploads(store, s3.S3(store), hands)
 
     # ------------------------------------------------------------------------------------------------- writing
 

@@ -1,9 +1,10 @@
 """Carrying one image into a store, in parts of whole chunks, each checked before it is sent.
 
-Two ways. `S3Uploads` speaks to S3 and what is like it in its own words: each part goes with the CRC-32C that the record
-has of it, which the store checks; an upload that broke off is taken up where it was, also by another process, for the
-store tells which parts it has; uploads that nobody takes up can be found and thrown away. `PlainUploads` leaves it to
-obstore, which knows every kind of store, and neither takes up nor lists uploads.
+Three ways. `S3Uploads` speaks to S3 and what is like it in its own words: each part goes with the CRC-32C that the
+record has of it, which the store checks; an upload that broke off is taken up where it was, also by another process,
+for the store tells which parts it has; uploads that nobody takes up can be found and thrown away. `AzureUploads` takes
+up what broke off likewise. `PlainUploads` leaves it to obstore, which knows every kind of store, and neither takes up
+nor lists uploads.
 """
 
 from __future__ import annotations
@@ -12,21 +13,25 @@ import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, wait
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from zerostall.core import upload_parts
 from zerostall.errors import StorageError
 from zerostall.tiers.image_bytes import checked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from concurrent.futures import Executor, Future
 
     from zerostall.core.manifest import Record
     from zerostall.core.upload_parts import Part
+    from zerostall.tiers.azure import Azure
     from zerostall.tiers.contract import ImageBytes
     from zerostall.tiers.s3 import S3
     from zerostall.tiers.store import Store
+
+_NAME = 32
+"""Characters of a block's name: as many as obstore's."""
 
 AT_ONCE = 4
 """Parts in flight: at 16 MiB each enough to fill a connection of 10 Gbit/s a hundred milliseconds away."""
@@ -109,7 +114,7 @@ class S3Uploads:
             view = checked(source, record, part.chunks)
             return self._s3.put_part(key, upload, part.number, view, part.checksum)
 
-        tags |= self._all(send, missing)
+        tags |= _all(self._hands, send, missing)
         try:
             self._s3.complete(key, upload, [(tags[part.number], part.checksum) for part in cuts], record.checksum)
         except StorageError:
@@ -129,22 +134,82 @@ class S3Uploads:
     def close(self) -> None:
         self._s3.close()
 
-    def _all(self, send: Callable[[Part], str], missing: list[Part]) -> dict[int, str]:
-        """Send parts, a few at once; the first that fails ends it, when those in flight have ended."""
-        tags: dict[int, str] = {}
-        flying: dict[Future[str], Part] = {}
-        waiting = iter(missing)
+
+class AzureUploads:
+    """In Azure's own words. A part is a block, whose name says its number and its CRC-32C.
+
+    So what the store has of an image that broke off, whoever sent it, is told by names, and the rest is sent. Blocks
+    of no blob are Azure's to forget, after a week.
+    """
+
+    def __init__(self, store: Store, azure: Azure, hands: Executor) -> None:
+        self._store = store
+        self._azure = azure
+        self._hands = hands
+
+    def upload(self, name: str, source: ImageBytes, record: Record, gate: Gate) -> int:
+        cuts = upload_parts.cut(record.nbytes, record.chunk_bytes, record.checksums)
+        key = self._store.key(name)
+        if len(cuts) == 1:
+            gate(record.nbytes)
+            self._store.put(name, bytes(checked(source, record, cuts[0].chunks)))
+            return record.nbytes
+        there = self._azure.blocks(key)
+        names = blocks_of(cuts, there)
+        missing = [part for part in cuts if there.get(names[part.number]) != part.nbytes]
+
+        def send(part: Part) -> None:
+            gate(part.nbytes)
+            self._azure.put_block(key, names[part.number], checked(source, record, part.chunks))
+
+        _all(self._hands, send, missing)
         try:
-            while True:
-                while len(flying) < AT_ONCE and (part := next(waiting, None)) is not None:
-                    flying[self._hands.submit(send, part)] = part
-                if not flying:
-                    return tags
-                done, _ = wait(flying, return_when=FIRST_COMPLETED)
-                for future in done:
-                    tags[flying.pop(future).number] = future.result()
-        finally:
-            for future in flying:
-                future.cancel()
-            with contextlib.suppress(BaseException):
-                wait(flying)
+            self._azure.commit(key, [names[part.number] for part in cuts])
+        except StorageError:
+            if self._store.size(name) != record.nbytes:
+                raise
+            # Its answer was lost, or another agent has brought the same image: the blocks were gone then.
+        return sum(part.nbytes for part in missing)
+
+    def forget(self, below: str, *, older: float) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        self._azure.close()
+
+
+def blocks_of(cuts: Sequence[Part], there: Iterable[str]) -> dict[int, str]:
+    """What the blocks of an image are called, by number. All names of a blob's blocks are to have one length.
+
+    Args:
+        there: names of those that an upload left there, of obstore's, maybe.
+    """
+    length = max((len(name) for name in there), default=_NAME)
+    return {part.number: f"{part.number:06d}-{part.checksum:08x}".ljust(length, ".") for part in cuts}
+
+
+_Sent = TypeVar("_Sent")
+
+
+def _all(hands: Executor, send: Callable[[Part], _Sent], missing: list[Part]) -> dict[int, _Sent]:
+    """Send parts, a few at once; what each gave, by number.
+
+    The first that fails ends it, when those in flight have ended.
+    """
+    sent: dict[int, _Sent] = {}
+    flying: dict[Future[_Sent], Part] = {}
+    waiting = iter(missing)
+    try:
+        while True:
+            while len(flying) < AT_ONCE and (part := next(waiting, None)) is not None:
+                flying[hands.submit(send, part)] = part
+            if not flying:
+                return sent
+            done, _ = wait(flying, return_when=FIRST_COMPLETED)
+            for future in done:
+                sent[flying.pop(future).number] = future.result()
+    finally:
+        for future in flying:
+            future.cancel()
+        with contextlib.suppress(BaseException):
+            wait(flying)

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 S3_SCHEMES = ("s3", "s3a")
-SCHEMES = (*S3_SCHEMES, "gs", "az", "azure", "abfs", "abfss")
+AZURE_SCHEMES = ("az", "azure", "abfs", "abfss")
+SCHEMES = (*S3_SCHEMES, "gs", *AZURE_SCHEMES)
 
 S3 = {
     name: name.lower()
