@@ -76,7 +76,7 @@ WAYS = "ddp,fsdp2,2d"
 SECTIONS: dict[str, tuple[Part, ...]] = {
     "stalls": (Part("stalls", 1.0, of_ranks(WAYS, "--every", "1,5")),),
     "others": (
-        Part("others", 1.0, of_ranks(WAYS, "--every", "1,5", "--systems", "torch_checkpointing,dcp-stager")),
+        Part("others", 1.0, of_ranks(WAYS, "--every", "5,1", "--systems", "torch_checkpointing,dcp-stager")),
     ),
     "peer": (Part("peer", 1.0, of_ranks("ring,pairs,straight")),),
     "deaths": (

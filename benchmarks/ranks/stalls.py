@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import zerostall
+from benchmarks.machine import file_system
 from benchmarks.peers import PEERS, Peer
 from benchmarks.peers.ours import Zerostall
 from benchmarks.ranks.found import OURS, Found
@@ -28,6 +29,7 @@ ROOM = 1.4  # of the time that draining 1/N of the state takes, for a step, wher
 LINK = 54e9  # bytes a second that an H200 sends to host memory
 OFTEN, SELDOM = 8, 3  # saves in a block: one every step; one every several
 THEIR_OFTEN, THEIR_SELDOM = 3, 1  # of systems that wait in a save for the files of the one before
+FEWEST = 2  # pairs of blocks, for an interval
 GRANTED = 0.3  # seconds in which a rank that has nothing to do is granted its next slot
 
 
@@ -48,21 +50,38 @@ def opened(loop: RankLoop, options: argparse.Namespace, registered: Registered) 
         peer = Zerostall(training, folder, policy=options.policy, slots=2, disk_interval=3600.0)
     else:
         peer = PEERS[options.system](Held(loop.model, loop.optimizer), folder)
-    saver = Saver(peer, loop, registered, before)
+    saver = Saver(peer, loop, registered, Host(Path(options.folder), before))
     peer.persist(saver.next())
     saver.finish()  # and the disk rests from now on
     return saver
 
 
+@dataclass
+class Host:
+    """This machine's memory: what was used before, and a folder whose files may be in memory, too."""
+
+    folder: Path
+    before: int
+
+    def taken(self) -> int:
+        """Bytes that are used by now, files not counted."""
+        taken = host_used() - self.before
+        if file_system(self.folder) == "tmpfs":
+            for path in self.folder.rglob("*"):
+                with contextlib.suppress(FileNotFoundError):  # gone meanwhile
+                    taken -= path.stat().st_blocks * 512
+        return taken
+
+
 class Saver:
     """One system on all ranks: its saves, numbered alike, and the memory that it takes."""
 
-    def __init__(self, peer: Peer, loop: RankLoop, registered: Registered, host_before: int) -> None:
+    def __init__(self, peer: Peer, loop: RankLoop, registered: Registered, host: Host) -> None:
         self.peer = peer
         self._loop = loop
         self._number = 0
         self._registered = registered
-        self._before = host_before
+        self._host = host
 
     @property
     def drains(self) -> list[float]:
@@ -125,7 +144,7 @@ class Saver:
     def remember(self, found: Found) -> None:
         """The memory that is taken now, if it is more than before."""
         dist.barrier()
-        found.host = max(found.host, int(slowest(host_used() - self._before)))
+        found.host = max(found.host, int(slowest(self._host.taken())))
         found.pinned = max(found.pinned, int(slowest(pinned_used(self._registered))))
         found.device = max(found.device, int(slowest(device_used())))
 
@@ -239,13 +258,13 @@ def stalls(
         everything.append(found)
         saver.remember(found)
         note()
-        share = (number + 1) / len(everys)
+        share = allowance.share(1.0 / (len(everys) - number))
         often, seldom = (OFTEN, SELDOM) if ours else (THEIR_OFTEN, THEIR_SELDOM)
         blocks = Blocks(found, loop, saver, often if every == 1 else seldom)
         bare, _ = blocks.block(False)
         took = 0.0
         for pair in range(options.pairs):
-            if pair and not allowance.has(took, share=share):
+            if pair >= FEWEST and not allowance.has(took, share=share):
                 break
             begin = time.monotonic()
             bare = blocks.pair(bare)

@@ -46,6 +46,11 @@ class Allowance:
         self._begin = begin
         self._end = end
 
+    def share(self, of_the_rest: float) -> float:
+        """Where in all of it a share of what is left ends."""
+        gone = (slowest(time.monotonic()) - self._begin) / (self._end - self._begin)
+        return gone + of_the_rest * (1.0 - gone)
+
     def has(self, seconds: float, *, share: float = 1.0) -> bool:
         """Whether so many more seconds fit into a share of it."""
         return slowest(time.monotonic()) + seconds < self._begin + share * (self._end - self._begin)
