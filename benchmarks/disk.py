@@ -25,6 +25,8 @@ THREADS = 8
 WAIT = 300.0
 TENSOR = 32 << 20
 KEPT = 2
+HEADER = 1 << 20
+"""More than an image has beside its tensors."""
 
 
 def state_of(nbytes: int) -> dict[str, torch.Tensor]:
@@ -47,7 +49,7 @@ PAIRS = {
     "write": "bare write",
     "read": "bare read",
     "save to disk": "bare write beside",
-    "restore disk": "bare read beside",
+    "restore disk": "bare read of the same",
     "restore host": "copy",
 }
 """What is measured, and the floor that each of its turns has right before or after it."""
@@ -59,7 +61,8 @@ def whole(folder: Path, nbytes: int, rounds: int) -> dict[str, list[float]]:
     flat = torch.ones(nbytes, dtype=torch.uint8)
     copy = torch.ones_like(flat)
     steps = itertools.count(1)
-    block, beside = bare.buffer(nbytes), folder.with_name("beside")
+    room, beside = bare.buffer(nbytes + HEADER), folder.with_name("beside")
+    block = room[:nbytes]
     found: dict[str, list[float]] = {name: [] for pair in list(PAIRS.items())[2:] for name in pair}
 
     def pair(turn: int, name: str, ours: Callable[[], float], floor: Callable[[], float]) -> None:
@@ -80,11 +83,13 @@ def whole(folder: Path, nbytes: int, rounds: int) -> dict[str, list[float]]:
         for turn in range(rounds + 1):
             pair(turn, "save to disk", save, lambda: bare.write(beside, block, THREADS))
             pair(turn, "restore host", lambda: timed(ckpt.restore), lambda: timed(lambda: copy.copy_(flat)))
+    image = max(folder.glob("step-*")) / "rank-00000.safetensors"
+    whole_file = room[: image.stat().st_size]
     for turn in range(rounds // 2 + 1):  # each with another agent, which takes longer than what is measured
         stop = [sys.executable, "-m", "zerostall.cli", "agent", "stop", "--force"]
         subprocess.run(stop, check=True, capture_output=True, timeout=60)
         with zerostall.Checkpointer(folder, keep=2, state=state) as ckpt:
-            pair(turn, "restore disk", lambda: timed(ckpt.restore), lambda: bare.read(beside, block, THREADS))
+            pair(turn, "restore disk", lambda: timed(ckpt.restore), lambda: bare.read(image, whole_file, THREADS))
     return found
 
 
@@ -147,6 +152,7 @@ def main() -> None:
         "a share is the median of ratios of neighbours, each turn of ours beside one of the floor, in turn the first; "
         "in brackets between what it lies with 95 % confidence",
         "what was written before is removed before either clock begins",
+        "restore and its bare reader read the same file: where it lies on the disk is worth some percent",
         "persist, read and restore check every chunk's CRC-32C",
         "save until on disk is all told: capture, seal, write, fsync of image, record, manifest and folders",
         "restore is the call `restore()` with the agent running; from disk its memory is empty",

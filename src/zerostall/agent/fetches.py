@@ -248,7 +248,7 @@ class Fetches:
         """Raises as `DiskTier.open`."""
         manifest = self._disk.manifest(step)
         if rank < manifest.world:
-            self._disk.open(step, rank)
+            self._disk.open_of(manifest, rank)
         return m.CopyFacts(step=step, tier="disk", clean=True, created=manifest.created, world=manifest.world)
 
     def _look_afar(self, near: tuple[m.CopyFacts, ...]) -> Iterator[m.CopyFacts]:

@@ -6,7 +6,7 @@ power of b's bits, plus that of `b`. Polynomials are kept as the CRC is: bit 31 
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,13 +27,12 @@ def _multiply(a: int, b: int) -> int:
     return product
 
 
-@lru_cache(maxsize=1)
-def _squares() -> tuple[int, ...]:
-    """x^(8 * 2^k), for every bit a number of bytes may have."""
-    table = [_X]
-    for _ in range(66):
-        table.append(_multiply(table[-1], table[-1]))
-    return tuple(table[3:])
+@cache
+def _square(k: int) -> int:
+    """x^(8 * 2^k)."""
+    if k:
+        return _multiply(_square(k - 1), _square(k - 1))
+    return _X >> 7
 
 
 def _power(nbytes: int) -> int:
@@ -41,12 +40,9 @@ def _power(nbytes: int) -> int:
     if not 0 <= nbytes < 1 << 63:
         raise ValueError(f"{nbytes} is no number of bytes")
     result = _ONE
-    for square in _squares():
-        if not nbytes:
-            break
-        if nbytes & 1:
-            result = _multiply(square, result)
-        nbytes >>= 1
+    for k in range(nbytes.bit_length()):
+        if nbytes >> k & 1:
+            result = _multiply(_square(k), result)
     return result
 
 

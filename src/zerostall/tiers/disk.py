@@ -170,6 +170,10 @@ class DiskTier:
 
     # -------------------------------------------------------------------------------------- beyond the contract
 
+    def open_of(self, manifest: Manifest, rank: int) -> Stored:
+        """As `open`, of a committed step whose manifest was read."""
+        return self._files.open_of(manifest, rank)
+
     def lanes(self, images: Sequence[Image]) -> list[list[Image]]:
         """The images of a step by the disk that each goes to: those of one are `put` in order, others meanwhile."""
         for step in {image.record.step for image in images}:

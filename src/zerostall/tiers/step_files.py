@@ -108,7 +108,11 @@ class StepFiles:
 
     def open(self, step: int, rank: int) -> Stored:
         """Layout and record of one rank's image, checked against the manifest."""
-        manifest = self.manifest(step)
+        return self.open_of(self.manifest(step), rank)
+
+    def open_of(self, manifest: Manifest, rank: int) -> Stored:
+        """As `open`, of a step whose manifest was read."""
+        step = manifest.step
         facts = readings.facts_of(manifest, rank, self.where)
         path = self.folder(step) / names.record_file(rank)
         for place in (path, self.kept(step) / names.kept_record(rank, facts.record)):
