@@ -86,18 +86,27 @@ def from_store(url: str, *values: str) -> None:
 
 
 def columns_from_store(url: str) -> None:
-    """Save what is dealt out by rows; restore by columns, of which no rank's image has one in a run of bytes."""
-    with zerostall.Checkpointer(url, rng=False, s=_state(1.0)) as ckpt:
+    """Save what is dealt out by rows; restore by columns, of which no rank's image has one in a run of bytes.
+
+    And what looks into another tensor into memory of its own, once alone there and once with others.
+    """
+    table = torch.arange(8000.0).view(80, 100)
+    looks = {"table": table, "column": table[:, 5], "turned": table.T[3:], "row": table[7]}
+    with zerostall.Checkpointer(url, rng=False, s={**_state(1.0), **looks}) as ckpt:
         ckpt.save(1).wait("remote", timeout=120)
     _end_agent()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     found = {**_state(None), "mine": distribute_tensor(torch.zeros(_whole().shape), mesh, [Shard(1)])}
+    found |= {name: torch.zeros(tensor.shape) for name, tensor in looks.items()}
+    found["row"] = torch.zeros(200)[:100]
+    found["column"] = found["row"]._base[100:180]
     found["rank"] = dist.get_rank()
     with zerostall.Checkpointer(url, rng=False, s=found) as ckpt:
         step, tier = ckpt.restore(), ckpt.stats.restored_from
     columns = (_whole() + 1.0).chunk(dist.get_world_size(), dim=1)
     assert torch.equal(found["mine"].to_local(), columns[dist.get_rank()])
     assert torch.equal(found["ours"].to_local(), _state(1.0)["ours"].to_local())
+    assert all(torch.equal(found[name], tensor) for name, tensor in looks.items())
     print(f"restored {step} from {tier}", flush=True)
 
 
