@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -125,3 +126,11 @@ class Stats:
 def _keep_last(samples: list[float]) -> None:
     if len(samples) > 2 * _MOST_KEPT:
         del samples[:-_MOST_KEPT]
+
+
+def moment(seconds: float) -> str:
+    """A time since 1970 as local date and time."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "–"
+    except (OverflowError, ValueError, OSError):  # a file may say anything
+        return "–"

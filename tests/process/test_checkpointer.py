@@ -280,10 +280,13 @@ def test_the_nearest_tier_is_used(where: Path, own_agent: Path, caplog: pytest.L
 
 
 def test_a_second_trainer_is_refused_while_the_first_lives(where: Path) -> None:
-    with zerostall.Checkpointer(where, state=tensors(0)):
+    with zerostall.Checkpointer(where, state=tensors(0)) as ckpt:
+        assert repr(ckpt) == f"<Checkpointer of {where}: no step yet, 0 saves>"
         with pytest.raises(RunBusyError, match="in this very process") as caught:
             zerostall.Checkpointer(where, state=tensors(0))
         assert "close()" in caught.value.hint
+    assert repr(ckpt) == f"<Checkpointer of {where}: closed>"
+    assert "not open" in repr(zerostall.Checkpointer.__new__(zerostall.Checkpointer))
 
 
 def test_a_close_that_failed_has_closed(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,6 +126,9 @@ def test_out_to_a_file_and_back_into_training(agent_environment: dict[str, str],
     assert (done["path"], done["step"], done["tensors"], done["aliases"]) == (str(out), 2, 1, {"1.weight": "0.weight"})
     total = float(load_file(out)["0.weight"].sum(dtype=np.float32))
     cli(agent_environment, "export", tmp_path / "run", 2, tmp_path / "out.pt")
+    for name, step in (("newest", ["newest"]), ("none", [])):
+        said = document(agent_environment, "export", tmp_path / "run", *step, tmp_path / f"{name}.safetensors")
+        assert said["step"] == document(agent_environment, "show", tmp_path / "run", *step)["step"]
 
     for name, options in (("out.safetensors", ()), ("out.pt", ("--key", "model"))):
         fresh = tmp_path / f"from-{name}"
@@ -172,6 +175,9 @@ def test_errors_say_what_and_usage_errors_are_2(agent_environment: dict[str, str
         (1, "bad.safetensors: a header", ("import", tmp_path / "bad.safetensors", run, "--step", 5)),
         (1, "no step 9", ("pin", run, 9)),
         (2, "names begin with model", ("export", run, 1, tmp_path / "o.safetensors", "--root", "x")),
+        (2, "neither a number of steps nor 'newest'", ("export", run, "latest", tmp_path / "o.pt")),
+        (2, "no file or folder to write it to", ("export", run, "newest")),
+        (2, "neither a number of steps nor 'newest'", ("show", run, "latest")),
         (2, "says no format", ("export", run, 1, tmp_path / "o.txt")),
         (2, "dtype is one of", ("export", run, 1, tmp_path / "o.pt", "--dtype", "int8")),
         (2, "format is one of", ("export", run, 1, tmp_path / "o", "--format", "gguf")),

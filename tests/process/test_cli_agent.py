@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 from forked import cli as zerostall
-from hand import HandTrainer
+from hand import HandTrainer, agent_report, wait_until
 from zerostall.cli.doctor import fallbacks_of
 from zerostall.cli.output import size, steps
 from zerostall.wire import messages as m
@@ -54,6 +54,25 @@ def test_an_error_says_what_to_do(agent_environment: dict[str, str], tmp_path: P
     assert done.returncode == 1
     assert "can be entered by others" in done.stderr and "hint: chmod 700" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_of_many_runs_one_is_told_in_full(agent_environment: dict[str, str], tmp_path: Path) -> None:
+    folder = Path(agent_environment["ZEROSTALL_RUNTIME_DIR"])
+    runs = [tmp_path / name for name in ("old", "older", "new")]
+    trainers = [HandTrainer(folder, run) for run in runs]
+    for trainer in trainers[:2]:
+        trainer.leave()
+    wait_until(lambda: [rank.trainer_pid for rank in agent_report(folder).ranks].count(None) == 2)
+    everything = zerostall(agent_environment, "status").stdout
+    assert everything.count("keeps") == 1 and "2 runs that nobody trains: `zerostall status RUN`" in everything
+    for command in (["status"], ["agent", "status"]):
+        one = zerostall(agent_environment, *command, runs[1])
+        assert one.returncode == 0 and str(runs[1]) in one.stdout and str(runs[2]) not in one.stdout
+        found = json.loads(zerostall(agent_environment, *command, runs[1], "--json").stdout)
+        assert [rank["where"] for rank in found["ranks"]] == [str(runs[1])] == list(found["losses"])
+    none = zerostall(agent_environment, "status", tmp_path / "nowhere")
+    assert none.returncode == 1 and f"hint: it holds {runs[2]}, {runs[0]}, {runs[1]}" in none.stderr
+    trainers[2].leave()
 
 
 def test_doctor_finds_every_part(agent_environment: dict[str, str], tmp_path: Path) -> None:

@@ -164,6 +164,10 @@ def test_status_and_top_say_the_same(manager: Manager, agent_environment: dict[s
     assert found["nodes"][0]["damaged"] == ["step 19 of rank 0: chunk 7 of 9 fails its checksum"]
     assert [event["kind"] for event in found["events"]].count("damaged") == 1
     assert [run["target"] for run in found["runs"]] == [20]
+    of_one = json.loads(call("status", "run1", "--json").stdout)
+    assert [run["run"] for run in of_one["runs"]] == ["run1"]
+    unknown = call("status", "run2")
+    assert unknown.returncode == 1 and "knows no run" in unknown.stderr and "hint: it knows" in unknown.stderr
     top = call("top", "--looks", "2", "--interval", "0.2")
     assert top.returncode == 0 and top.stdout.count("goes back to step 20") == 2
 

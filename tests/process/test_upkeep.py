@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cluster import SECONDS, Agents, Manager, joined, only_in_memory, until_replicated
+from forked import cli as zerostall
 from hand import HandTrainer, agent_report, wait_until
 from images import HandMade
 from zerostall import Checkpointer
@@ -258,3 +261,29 @@ def test_what_lies_on_disk_is_found_damaged_though_nobody_reads_it(
     log = (own_agent / "agent.log").read_text()
     assert "its layout is made again from what is known of it" in log
     assert "on disk is whole again, made again from this node's memory" in log
+
+
+@pytest.mark.usefixtures("unscrubbed")
+def test_what_verify_finds_damaged_on_disk_is_made_again(
+    own_agent: Path, agent_environment: dict[str, str], tmp_path: Path
+) -> None:
+    where = tmp_path / "run"
+    trainer = HandTrainer(own_agent, where)
+    trainer.lease()
+    trainer.seal(5, promise=True)
+    trainer.hear(m.Reached, tier="disk")
+    file = where / "step-000000000005" / "rank-00000.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    done = zerostall(agent_environment, "verify", where, "--json")
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["clean"], found["agent_told"]) == (False, True)
+    wait_until(lambda: upkeep(own_agent).mended == 1, SECONDS)
+    assert file.read_bytes() == whole
+    assert zerostall(agent_environment, "verify", where).returncode == 0
+    # Of a run that the agent does not have it hears nothing.
+    trainer.leave()
+    shutil.copytree(where, tmp_path / "copy")
+    (tmp_path / "copy" / file.relative_to(where)).write_bytes(whole[:-1])
+    assert "agent" not in zerostall(agent_environment, "verify", tmp_path / "copy").stdout

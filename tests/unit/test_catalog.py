@@ -18,7 +18,9 @@ from zerostall.core.leaves import leaves
 from zerostall.core.values import TensorRef
 from zerostall.errors import CapabilityError, CorruptError, SnapshotNotFoundError
 from zerostall.flow import catalog, importing, inspection
+from zerostall.flow.catalog import Snapshot, Verdict
 from zerostall.flow.difference import changed_elements
+from zerostall.telemetry import moment
 from zerostall.tiers.disk import DiskTier
 
 
@@ -367,3 +369,12 @@ def test_records_from_elsewhere_are_refused(tmp_path: Path, pool: native.Pool) -
     image(tmp_path, 1).with_name("rank-00000.json").write_bytes(manifest.encode_record(forged))
     (verdict,) = catalog.verify(tmp_path)
     assert "of run another" in verdict.problems[0]
+
+
+def test_what_print_says_of_a_step() -> None:
+    step = Snapshot(3, 2, 4144, 0.25, True, 1e9, clean=True)
+    assert str(step) == f"step 3: 4144 bytes of 2 ranks, saved {moment(1e9)}, metric 0.25, pinned"
+    gone = Snapshot(3, 0, 0, None, False, 0.0, clean=False, reason="the manifest is cut")
+    assert str(gone) == "step 3: 0 bytes, damaged: the manifest is cut"
+    assert str(Verdict(3, 10, ())) == "step 3: 10 bytes read, all well"
+    assert str(Verdict(3, 10, ("a", "b"))) == "step 3: 10 bytes read, a; b"

@@ -36,6 +36,17 @@ def book() -> Book:
     return Book()
 
 
+def test_what_print_says(book: Book) -> None:
+    assert str(book.ledger) == "no step yet, 0 saves"
+    book.stats.saves, book.stats.skipped = 2, 1
+    torn, well = book.accept(2), book.accept(3)
+    book.ledger.dirty(torn, TornError("step 2: changed"))
+    book.ledger.heard(m.Reached(step=3, created=well.created, tier="host"))
+    assert str(book.ledger) == f"newest step 3, 2 saves, 1 skipped{', 1 dirty' * book.stats.dirty}"
+    assert repr(torn) == "<Saving step 2, tiers: none yet; TornError: step 2: changed>"
+    assert repr(well) == "<Saving step 3, tiers: host>"
+
+
 def test_news_of_a_torn_save_does_not_reach_the_next_of_its_number(book: Book) -> None:
     torn = book.accept(2)
     book.ledger.dirty(torn, TornError("step 2: changed"))

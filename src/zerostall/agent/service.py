@@ -227,6 +227,9 @@ class Service:
                 client.send(self._report(message.id))
             case m.Stop():
                 self._stop(client, message)
+            case m.Doubted():
+                self._doubted(message)
+                client.send(m.Done(id=message.id))
             case _:
                 attached = self._clients[client]
                 if attached is None:
@@ -344,6 +347,15 @@ class Service:
     def _damaged(self, run: Run, rank: int, step: int, why: str) -> None:
         """What vouches for an image on disk is damaged, and is made again if somebody has it. A reader's thread."""
         self.upkeep.mending.make_vouchers_good(ImageId(run.folder.facts.run, rank), step, why)
+
+    def _doubted(self, message: m.Doubted) -> None:
+        run = self.runs.at(real(Path(os.fsdecode(message.where))))
+        if run is None or run.url:
+            return
+        for step, why in message.steps:
+            for rank in sorted(run.here):
+                image = ImageId(run.folder.facts.run, rank)
+                self.upkeep.doubt(image, step, f"somebody who read it says: {m.plain(why)[:1000]}", disk=True)
 
     def _stop(self, client: Client, request: m.Stop) -> None:
         trainers = [other.pid for other, attached in self._clients.items() if attached is not None]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 import typer
 
-from zerostall.cli.arguments import Json
+from zerostall.cli.arguments import Json, OneRun, place
 from zerostall.cli.output import emit_json, emit_table, say, size, steps
 from zerostall.config import runtime_dir
 from zerostall.core import policy
-from zerostall.errors import AgentError
+from zerostall.core.quoting import count
+from zerostall.errors import AgentError, SnapshotNotFoundError
 from zerostall.wire import messages as m
 from zerostall.wire import rendezvous
 from zerostall.wire.channel import Channel, ClosedError, peer, process_lives
@@ -36,8 +39,8 @@ def start(json: Json = False) -> None:
 
 
 @app.command()
-def status(json: Json = False) -> None:
-    """What the agent holds; exit status 1 when none runs."""
+def status(run: OneRun = None, json: Json = False) -> None:
+    """What the agent holds, of all runs or of one; exit status 1 when no agent runs."""
     channel = rendezvous.connect(runtime_dir())
     if channel is None:
         if json:
@@ -47,6 +50,8 @@ def status(json: Json = False) -> None:
         raise typer.Exit(1)
     report = ask_status(channel)
     channel.close()
+    if run is not None:
+        report = _of_run(report, place(run))
     if json:
         emit_json(_facts(report))
         return
@@ -77,9 +82,26 @@ def status(json: Json = False) -> None:
     if rows:
         columns = ("run", ">rank", ">trainer", ">memory", "in memory", "on disk", ">writing", "last error")
         emit_table(columns, rows)
-    for rank in report.ranks:
-        if rank.rank == 0:
-            _emit_tiers(rank)
+    firsts = sorted((rank for rank in report.ranks if rank.rank == 0), key=_rest)
+    for number, rank in enumerate(firsts):
+        if number and rank.trainer_pid is None:  # there may be many of those
+            say(f"and {count(len(firsts) - number, 'run')} that nobody trains: `zerostall status RUN` tells of one")
+            break
+        _emit_tiers(rank)
+
+
+def _rest(rank: m.RankReport) -> tuple[bool, float]:
+    """Runs in training come first, then the one that saved last."""
+    return rank.trainer_pid is None, -max((tier.created for tier in rank.tiers), default=0.0)
+
+
+def _of_run(report: m.Report, where: str) -> m.Report:
+    """What a report says of one run. SnapshotNotFoundError where that is nothing; names those there are."""
+    ranks = tuple(rank for rank in report.ranks if rank.where == where)
+    if not ranks:
+        known = ", ".join(sorted({rank.where for rank in report.ranks})) or "nothing"
+        raise SnapshotNotFoundError(f"the agent holds nothing of {where}", hint=f"it holds {known}")
+    return msgspec.structs.replace(report, ranks=ranks)
 
 
 def _emit_tiers(rank: m.RankReport) -> None:
@@ -159,6 +181,20 @@ def report_of_node() -> m.Report | None:
         channel.close()
 
 
+def told_of_damage(where: str, steps: Sequence[tuple[int, str]]) -> bool:
+    """Tell the node's agent, if it has this run, that these steps on disk are damaged; whether it has heard that."""
+    channel = rendezvous.connect(runtime_dir())
+    if channel is None:
+        return False
+    try:
+        if all(rank.where != where for rank in ask_status(channel).ranks):
+            return False
+        told = tuple((step, m.plain(why)) for step, why in steps)
+        return isinstance(_ask(channel, m.Doubted(id=2, where=os.fsencode(where), steps=told)), m.Done)
+    finally:
+        channel.close()
+
+
 def ask_status(channel: Channel[m.FromAgent]) -> m.Report:
     """The agent's report."""
     report = _ask(channel, m.Status(id=1))
@@ -167,7 +203,7 @@ def ask_status(channel: Channel[m.FromAgent]) -> m.Report:
     return report
 
 
-def _ask(channel: Channel[m.FromAgent], request: m.Status | m.Stop) -> m.FromAgent:
+def _ask(channel: Channel[m.FromAgent], request: m.Status | m.Stop | m.Doubted) -> m.FromAgent:
     """Its answer to one request; a refusal is raised as what it was.
 
     Raises:

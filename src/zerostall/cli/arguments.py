@@ -10,9 +10,25 @@ import typer
 from zerostall.tiers.files import real
 from zerostall.tiers.urls import is_url
 
+NEWEST = "newest"
+
+
+def step_or_newest(text: str) -> int | None:
+    """A step's number; None for the newest clean one."""
+    if text == NEWEST:
+        return None
+    if not re.fullmatch("[0-9]{1,19}", text):
+        raise typer.BadParameter(f"{text!r} is neither a number of steps nor {NEWEST!r}")
+    return int(text)
+
+
 Where = Annotated[str, typer.Argument(help="the run's folder, or a URL such as s3://bucket/run", show_default=False)]
+OneRun = Annotated[str | None, typer.Argument(metavar="RUN", help="a run's folder or URL", show_default="all of them")]
 Step = Annotated[int, typer.Argument(help="number of finished training steps", min=0, show_default=False)]
-NewestStep = Annotated[int | None, typer.Argument(help="which step", min=0, show_default="the newest clean one")]
+NewestStep = Annotated[
+    int | None,
+    typer.Argument(metavar="STEP", parser=step_or_newest, help="which step, or newest", show_default="newest"),
+]
 AnyStep = Annotated[int | None, typer.Argument(help="which step", min=0, show_default="all")]
 Only = Annotated[list[str] | None, typer.Option("--only", metavar="GLOB", help="names, such as 'model.*'; repeatable")]
 Rename = Annotated[

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 import typer
 
+from zerostall.cli.agent import told_of_damage
 from zerostall.cli.arguments import AnyStep, Json, Step, Where, place
 from zerostall.cli.output import emit_json, emit_table, progress, say, size
 from zerostall.core.quoting import count
-from zerostall.errors import SnapshotNotFoundError
+from zerostall.errors import SnapshotNotFoundError, ZerostallError
 from zerostall.flow import catalog
 from zerostall.flow.difference import Changed, Difference
+from zerostall.tiers.urls import is_url
 
 _SHOWN = 40
 
@@ -29,21 +33,32 @@ def verify(
     step: AnyStep = None,
     json: Json = False,
 ) -> None:
-    """Read every byte of a step, of all steps if none is given, and check it. Exit status 1 when one is damaged."""
+    """Read every byte of a step, of all steps if none is given, and check it. Exit status 1 when one is damaged.
+
+    The agent of this machine is told of what is damaged in a folder that it holds: it makes that again from a good copy
+    where there is one (`zerostall agent status`). A restore takes none of it either way.
+    """
     with progress("verifying", json=json) as meter:
         verdicts = catalog.verify(where, step, progress=meter)
     if not verdicts:
         raise SnapshotNotFoundError(f"nothing is saved in {where}")
+    damaged = [(verdict.step, "; ".join(verdict.problems)) for verdict in verdicts if not verdict.clean]
+    told = False
+    if damaged and not is_url(where):
+        with contextlib.suppress(ZerostallError):  # whoever reads it finds it, too
+            told = told_of_damage(place(where), damaged)
     if json:
         rows = [Verified(verdict.step, verdict.clean, verdict.nbytes, verdict.problems) for verdict in verdicts]
-        emit_json({"where": place(where), "clean": all(row.clean for row in rows), "steps": rows})
+        emit_json({"where": place(where), "clean": all(row.clean for row in rows), "steps": rows, "agent_told": told})
     else:
         rows = [(str(verdict.step), size(verdict.nbytes), "ok" if verdict.clean else "damaged") for verdict in verdicts]
         emit_table((">step", ">read", "verdict"), rows)
         for verdict in verdicts:
             for problem in verdict.problems:
                 say(f"step {verdict.step}: {problem}", "red")
-    if not all(verdict.clean for verdict in verdicts):
+        if told:
+            say("the agent is told, and makes it again if anybody has a good copy: see `zerostall agent status`")
+    if damaged:
         raise typer.Exit(1)
 
 

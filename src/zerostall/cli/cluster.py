@@ -8,14 +8,16 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from zerostall import config
 from zerostall.cli import agent
-from zerostall.cli.arguments import Json
-from zerostall.cli.output import clean, console, emit_json, emit_table, moment, say, size
+from zerostall.cli.arguments import Json, OneRun, place
+from zerostall.cli.output import clean, console, emit_json, emit_table, say, size
 from zerostall.core.quoting import count
-from zerostall.errors import CapabilityError
+from zerostall.errors import CapabilityError, SnapshotNotFoundError
+from zerostall.telemetry import moment
 from zerostall.wire import token
 from zerostall.wire.manager_link import ManagerLink
 from zerostall.wire.state import NodeView, RunView, State
@@ -30,20 +32,22 @@ Url = Annotated[
 TokenFile = Annotated[Path | None, typer.Option(help="the cluster's secret", show_default="ZEROSTALL_TOKEN_FILE")]
 
 
-def status(manager: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
-    """Who is there, what is clean, where training would go back to.
+def status(run: OneRun = None, manager: Url = None, token_file: TokenFile = None, json: Json = False) -> None:
+    """Who is there, what is clean, where training would go back to: of all runs, or of one.
 
     Without a manager: what this machine's agent holds, and what would be lost if something died now. Exit status 1 when
     a node is lost, a run has nothing clean, or no agent runs.
     """
     if not (manager or token_file or os.environ.get("ZEROSTALL_MANAGER") or config.token_file().exists()):
-        agent.status(json=json)
+        agent.status(run, json=json)
         return
     link = _link(manager, token_file)
     try:
         state = link.get("state", State)
     finally:
         link.close()
+    if run is not None:
+        state = _of_run(state, run)
     if json:
         emit_json(state)
     else:
@@ -76,6 +80,15 @@ def top(
         pass
     finally:
         link.close()
+
+
+def _of_run(state: State, named: str) -> State:
+    """What the manager knows of one run. SnapshotNotFoundError where that is nothing; names those there are."""
+    runs = tuple(run for run in state.runs if named == run.run or place(named) == run.where)
+    if not runs:
+        known = ", ".join(run.where or run.run for run in state.runs) or "none"
+        raise SnapshotNotFoundError(f"the manager knows no run at {place(named)}", hint=f"it knows {known}")
+    return msgspec.structs.replace(state, runs=runs)
 
 
 def _link(url: str | None, token_file: Path | None) -> ManagerLink:

@@ -10,13 +10,14 @@ import msgspec
 
 from zerostall.cli.agent import report_of_node
 from zerostall.cli.arguments import Json, NewestStep, Only, Step, Where, place
-from zerostall.cli.output import emit_json, emit_table, moment, say, size
+from zerostall.cli.output import emit_json, emit_table, say, size
 from zerostall.core.contents import Content
 from zerostall.core.leaves import Leaf
 from zerostall.core.manifest import RunFacts
 from zerostall.errors import SnapshotNotFoundError, ZerostallError
 from zerostall.flow import catalog, inspection
 from zerostall.flow.inspection import RankContents, StepContents
+from zerostall.telemetry import moment
 from zerostall.tiers.urls import is_url
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, cast, get_args
 import msgspec
 import typer
 
-from zerostall.cli.arguments import CastTo, Json, Only, Rename, Step, Where, nbytes, renames
+from zerostall.cli.arguments import NEWEST, CastTo, Json, Only, Rename, Where, nbytes, renames, step_or_newest
 from zerostall.cli.output import emit_json, progress, say, size
 from zerostall.core.exchange import ExportFormat, ExportOptions, ImportFormat, ImportOptions
 from zerostall.core.quoting import count
@@ -17,8 +17,11 @@ from zerostall.trainer.exchange import files as exchange
 
 def export(
     where: Where,
-    step: Step,
-    out: Annotated[Path, typer.Argument(help="file or folder to write", show_default=False)],
+    step: Annotated[
+        str,
+        typer.Argument(metavar="STEP", help="which step, or newest; may be left out for that", show_default=False),
+    ],
+    out: Annotated[Path | None, typer.Argument(metavar="OUT", help="file or folder", show_default=False)] = None,
     only: Only = None,
     rename: Rename = None,
     dtype: CastTo = None,
@@ -45,6 +48,7 @@ def export(
     json: Json = False,
 ) -> None:
     """Write a step for other tools: .safetensors, a Hugging Face or DCP folder, .pt. Every byte is checked."""
+    chosen, path = _step_and_out(step, out)
     options = ExportOptions(
         only=tuple(only) if only else None,
         rename=renames(rename),
@@ -56,7 +60,7 @@ def export(
         overwrite=overwrite,
     )
     with progress("exporting", json=json) as meter:
-        done = exchange.export(where, step, out, options, progress=meter)
+        done = exchange.export(where, chosen, path, options, progress=meter)
     if json:
         emit_json(msgspec.to_builtins(done))
         return
@@ -64,6 +68,15 @@ def export(
     say(f"step {done.step} → {done.path}: {count(done.tensors, 'tensor')}, {size(done.nbytes)}{files}")
     for alias, name in done.aliases.items():
         say(f"  {alias} is {name}, stored once and noted in the metadata")
+
+
+def _step_and_out(step: str, out: Path | None) -> tuple[int | None, Path]:
+    """The step, None for the newest clean one, and where it goes; of two arguments the first may have been left out."""
+    if out is not None:
+        return step_or_newest(step), out
+    if step == NEWEST or step.isdecimal():
+        raise typer.BadParameter(f"{step}: a step, and no file or folder to write it to")
+    return None, Path(step)
 
 
 def import_(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -112,14 +111,6 @@ def size(nbytes: int) -> str:
     while value >= 1024 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1
     return f"{value:.2f} {_UNITS[unit]}" if unit else f"{nbytes} B"
-
-
-def moment(seconds: float) -> str:
-    """A time since 1970 as local date and time."""
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "–"
-    except (OverflowError, ValueError, OSError):  # a file may say anything
-        return "–"
 
 
 def steps(numbers: Sequence[int]) -> str:

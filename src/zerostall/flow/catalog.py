@@ -19,6 +19,7 @@ from zerostall.flow.difference import Difference, Side, compare
 from zerostall.flow.image_reader import ImageReader
 from zerostall.flow.present import existing, listing, present
 from zerostall.flow.whole_difference import compare_wholes
+from zerostall.telemetry import moment
 from zerostall.tiers.disk import DiskTier
 from zerostall.tiers.files import real
 from zerostall.tiers.holding import step_here
@@ -62,6 +63,15 @@ class Snapshot:
     clean: bool
     reason: str = ""
 
+    def __str__(self) -> str:
+        words = [
+            f"{self.nbytes} bytes" + (f" of {self.world} ranks" if self.world > 1 else ""),
+            f"saved {moment(self.created)}" if self.clean else f"damaged: {self.reason}",
+            *([] if self.metric is None else [f"metric {self.metric:.6g}"]),
+            *(["pinned"] if self.pinned else []),
+        ]
+        return f"step {self.step}: {', '.join(words)}"
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -79,6 +89,9 @@ class Verdict:
     @property
     def clean(self) -> bool:
         return not self.problems
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.nbytes} bytes read, {'; '.join(self.problems) or 'all well'}"
 
 
 def snapshots(where: str | os.PathLike[str]) -> list[Snapshot]:

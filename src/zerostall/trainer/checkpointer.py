@@ -380,6 +380,12 @@ class Checkpointer:
         if estate is not None:
             estate.dropped()
 
+    def __repr__(self) -> str:
+        if "_estate" not in self.__dict__:  # its making failed
+            return f"<Checkpointer of {self.__dict__.get('_where')}, not open>"
+        rank = f", rank {self._world.rank} of {self._world.size}" if self._world.size > 1 else ""
+        return f"<Checkpointer of {self._where}{rank}: {'closed' if self._closed else self._ledger}>"
+
     def __reduce__(self):
         raise TypeError("a Checkpointer has threads, memory and hooks in this process: it cannot be copied or pickled")
 

@@ -52,6 +52,15 @@ class Ledger:
         self._latest = 0.0
         self._ticks = time.monotonic()  # when that was
 
+    def __str__(self) -> str:
+        """How a run fares, in words."""
+        newest = f"newest step {self._known[-1]}" if self._known else "no step yet"
+        stats = self._stats
+        odd = {"skipped": stats.skipped, "dirty": stats.dirty, "failed": stats.failed, "spoiled": stats.spoiled}
+        return ", ".join(
+            [newest, f"{stats.saves} saves", *(f"{number} {what}" for what, number in odd.items() if number)]
+        )
+
     # ------------------------------------------------------------------------------------------ what is there
 
     def found(self, steps: tuple[int, ...]) -> None:

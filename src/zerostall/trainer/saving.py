@@ -109,7 +109,8 @@ class Saving(msgspec.Struct, eq=False, weakref=True):
 
     def __repr__(self) -> str:
         fate = f"skipped: {self.skipped}" if self.skipped else f"tiers: {', '.join(sorted(self.tiers)) or 'none yet'}"
-        return f"<Saving step {self.step}, {fate}>"
+        wrong = dict.fromkeys(f"; {type(error).__name__}: {error.args[0]}" for error in self._errors.values())
+        return f"<Saving step {self.step}, {fate}{''.join(wrong)}>"
 
     # What the checkpointer tells; the caller holds the condition.
 

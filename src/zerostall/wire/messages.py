@@ -9,6 +9,7 @@ they are one conversation.
     restoring   copies and their bytes                     lockers    images in another GPU's memory
 
     trainer → agent   Hello  Lease  Adopt  Find  Describe  Quote  Fetch  Common  Take  Tidy  Status  Stop   (requests)
+                      Doubted (a request of one that is no trainer, as Status and Stop may be)
                       Begin  Sealed  Discarded  Passed  Revoked  Plan  Promise  Release (events; and see `lockers`)
     agent → trainer   Welcome  Leased  Found  Described  Quoted  Fetched  Opened  InCommon  Coming  Arrived  Done
                       Report  Refused (answers)
@@ -39,6 +40,7 @@ from zerostall.wire.refusals import (
     rebuild_error,
 )
 from zerostall.wire.reports import (
+    Doubted,
     Fallback,
     RankReport,
     Report,
@@ -98,6 +100,7 @@ __all__ = [
     "Described",
     "Discarded",
     "Done",
+    "Doubted",
     "Drained",
     "Failed",
     "Fallback",
@@ -154,7 +157,7 @@ __all__ = [
 
 PROTOCOL = 7
 
-_Request = Hello | Lease | Adopt | Find | Describe | Quote | Fetch | Common | Take | Tidy | Status | Stop
+_Request = Hello | Lease | Adopt | Find | Describe | Quote | Fetch | Common | Take | Tidy | Status | Stop | Doubted
 FromTrainer = _Request | Begin | Sealed | Discarded | Passed | Revoked | Plan | Promise | Release | Rent | NoUse | Leave
 _Found = Found | Described | Quoted | Fetched | Opened | InCommon | Coming | Arrived
 _Answer = Welcome | Leased | _Found | Done | Report | Refused

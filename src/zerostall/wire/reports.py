@@ -1,6 +1,6 @@
 """What goes on at a node, for people who look, and the end of its agent.
 
-client → agent   Status  Tidy  Stop       agent → client   Report  (Done, of `attaching`)
+client → agent   Status  Doubted  Tidy  Stop       agent → client   Report  (Done, of `attaching`)
 """
 
 from __future__ import annotations
@@ -108,6 +108,21 @@ class Tidy(Message, frozen=True):
     """Answer when what is under way is on disk and retention has done its work."""
 
     id: int
+
+
+class Doubted(Message, frozen=True):
+    """Somebody has read steps in that run's folder and found them damaged: see for yourself, and make them again.
+
+    Answered at once; nothing happens where this agent does not hold the folder.
+
+    Attributes:
+        where: the folder's whole path.
+        steps: each with what is wrong with it.
+    """
+
+    id: int
+    where: bytes
+    steps: tuple[tuple[int, str], ...]
 
 
 class Stop(Message, frozen=True):
