@@ -309,8 +309,7 @@ class Checkpointer:
         Args:
             step: this very step.
             required: nothing saved is an error.
-            only: patterns of names to restore, with all below them (`model`, `model.layers.*.weight`, `!model.head`
-                for what is left out); the rest stays as it is.
+            only: patterns of names to restore, with all below them (`model`, `!model.head`); the rest stays as it is.
             rename: regular expressions over the names of this state → the names that were saved.
             strict: "stored" restores over what is there: all that is stored must find its place, the rest stays. False
                 restores what fits and logs what was missing or left over.
@@ -381,10 +380,9 @@ class Checkpointer:
             estate.dropped()
 
     def __repr__(self) -> str:
-        if "_estate" not in self.__dict__:  # its making failed
-            return f"<Checkpointer of {self.__dict__.get('_where')}, not open>"
-        rank = f", rank {self._world.rank} of {self._world.size}" if self._world.size > 1 else ""
-        return f"<Checkpointer of {self._where}{rank}: {'closed' if self._closed else self._ledger}>"
+        if "_estate" not in self.__dict__:
+            return "<Checkpointer, not open>"  # its making failed
+        return f"<Checkpointer of {self._where}: {'closed' if self._turn.closed else self._ledger}>"
 
     def __reduce__(self):
         raise TypeError("a Checkpointer has threads, memory and hooks in this process: it cannot be copied or pickled")
