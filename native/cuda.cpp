@@ -101,14 +101,17 @@ bool has_batches() {
 #endif
 }
 
-void copy(Way way, std::span<const Copy> copies, CUstream stream, bool batch) {
-  constexpr size_t kWorthIt = 4;
+size_t copy(Way way, std::span<const Copy> copies, CUstream stream, bool batch) {
 #if CUDA_VERSION >= 12080
-  if (batch && copies.size() >= kWorthIt && has_batches()) return copy_batch(copies, stream);
+  if (batch && copies.size() > 1 && has_batches()) {
+    copy_batch(copies, stream);
+    return 1;
+  }
 #else
-  (void)batch, (void)kWorthIt;
+  (void)batch;
 #endif
   for (const Copy& one : copies) check(copy_one(way, one, stream), "cuMemcpyAsync");
+  return copies.size();
 }
 
 Context::Context(int ordinal) : ordinal_(ordinal) {

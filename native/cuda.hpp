@@ -87,8 +87,8 @@ struct Copy {
 enum class Way { to_host, to_device, within, to_peer, from_peer };
 
 // Queues the copies; with `batch`, in one call where there are several and the driver can. A batch must not
-// go to the legacy default stream, and its host memory must be pinned.
-void copy(Way way, std::span<const Copy> copies, CUstream stream, bool batch);
+// go to the legacy default stream, and its host memory must be pinned. By how many calls.
+size_t copy(Way way, std::span<const Copy> copies, CUstream stream, bool batch);
 bool has_batches();
 
 // The primary context of a device, the one torch uses; kept as long as somebody holds this.

@@ -25,10 +25,12 @@ constexpr auto kDoubt =
 // Parts in flight that a guard could still have moved aside: some milliseconds of work, so that the stream
 // never runs dry.
 constexpr size_t kInFlight = 16;
-// Parts by one call and with one mark, one call a look: training launches just then, and must get its turn
-// with the driver.
-constexpr size_t kAtATime = 4;
-constexpr size_t kMostInFlight = 960;  // a queue of the driver that is full holds up all who launch
+// One part a look, for training launches just then, and must get its turn with the driver. And one mark a
+// part: only at a mark does a copy of training's own, of a loss that it reads, get in between.
+//
+// The driver's queue holds about a thousand calls. One more waits, with the driver's lock, until something in
+// it is through, and all who launch wait behind it.
+constexpr size_t kMostCalls = 768;
 
 // ZEROSTALL_WITHOUT="order,guard": tests take one safeguard away and must then see wrong bytes.
 bool without(const char* safeguard) {
@@ -148,8 +150,10 @@ void Device::order(CUstream first, CUstream then, CUevent event) const {
 void Device::copy_within_order(CUstream training, cuda::Way way, std::span<const cuda::Copy> copies,
                                bool batch) {
   constexpr size_t kWorthIt = 4;
-  if (copies.size() < kWorthIt || !batch || !cuda::has_batches())
-    return cuda::copy(way, copies, training, false);
+  if (copies.size() < kWorthIt || !batch || !cuda::has_batches()) {
+    cuda::copy(way, copies, training, false);
+    return;
+  }
   // A batch cannot go to the legacy default stream, which is training's mostly.
   order(training, at_once_, begun_);
   cuda::copy(way, copies, at_once_, true);
@@ -222,10 +226,12 @@ void Device::queue(Lane& lane, size_t parts) {
     const std::span<const cuda::Copy> more = lane.copies_of(lane.parts[k]);
     copies.insert(copies.end(), more.begin(), more.end());
   }
-  cuda::copy(lane.way, copies, copies_, lane.pinned);
+  const size_t calls = cuda::copy(lane.way, copies, copies_, lane.pinned) + 1;
   ZS_CUDA(cuStreamWriteValue64, copies_, counter_at_, mark_ + 1, CU_STREAM_WRITE_VALUE_DEFAULT);
   ++mark_;
   for (; parts != 0; --parts) lane.parts[lane.queued++].mark = mark_;
+  lane.parts[lane.queued - 1].calls = calls;
+  lane.calls_in_flight += calls;
 }
 
 std::shared_ptr<Probes> Device::probes() {
@@ -305,6 +311,7 @@ bool Device::turn(std::unique_lock<std::mutex>& lock) {
   while (lane->landed < lane->queued && lane->parts[lane->landed].mark <= shown) {
     Lane::Part& part = lane->parts[lane->landed++];
     if (first) lane->first_landed = lane->landed;
+    lane->calls_in_flight -= part.calls;
     const bool last_in_a_row = lane->landed == lane->parts.size() || lane->landed == lane->kept_from ||
                                lane->parts[lane->landed].frozen;
     if (last_in_a_row && !part.frozen && lane->forecast) note_rate(*lane);
@@ -318,10 +325,10 @@ bool Device::turn(std::unique_lock<std::mutex>& lock) {
     prepare(*lane);
     look_at_sources(*lane);
     size_t most = std::max<uint64_t>(lane->ahead, lane->landed + kInFlight);
-    most = std::min({most, lane->landed + kMostInFlight, lane->parts.size()});
+    most = std::min(most, lane->parts.size());
     if (lane->held) most = std::min(most, lane->kept_from);
-    if (lane->queued < most) {
-      queue(*lane, std::min(kAtATime, most - lane->queued));
+    if (lane->queued < most && (lane->calls_in_flight < kMostCalls || lane->queued == lane->landed)) {
+      queue(*lane, 1);
     } else if (!moved) {
       const CUresult state = doubt();
       if (state != CUDA_SUCCESS) lane->queued = lane->landed;  // a dead stream brings nothing any more

@@ -43,6 +43,7 @@ struct Lane {
     uint64_t name;       // what Landing is told
     size_t first, last;  // copies
     uint64_t mark = 0;   // the stream's counter shows this or more once it has landed
+    size_t calls = 0;    // of the driver, that queued it and those before it with the same mark
     Vram::Loan frozen{};
   };
 
@@ -63,6 +64,7 @@ struct Lane {
   std::vector<cuda::Copy> copies;
   std::vector<Part> parts;
   size_t queued = 0, landed = 0;  // parts [0, landed) have landed, [landed, queued) are in flight
+  size_t calls_in_flight = 0;     // of the driver, that queued these
   size_t kept_from = SIZE_MAX;    // parts whose sources will lie elsewhere by release()
   bool held = false;              // it has not come yet: they must not be queued
   bool released = false;          // no source will be read that the stream of a guard does not wait for

@@ -91,30 +91,37 @@ bool comes_out_wrong(const std::string& safeguard) {
   return !image.is(state.image(1));
 }
 
-// What a guard may still move aside is not given to the device long before. The rest is, by calls of some
-// chunks each, so that a guard finds nothing to do.
+// What a guard may still move aside is not given to the device long before. The rest is, each with a mark, so
+// that a guard finds little to do; but not by more calls than the driver's queue has room for.
 void few_are_in_flight() {
-  constexpr int kMost = 16;
+  constexpr int kMost = 16, kMostCalls = 768;
+  const auto full = [] {  // each chunk is two calls
+    const int marks = count("cuStreamWriteValue64");
+    const int calls = marks + count("cuMemcpyBatchAsync") + count("cuMemcpyDtoHAsync");
+    CHECK(calls <= kMostCalls + 2);
+    return calls >= kMostCalls && calls == 2 * marks;
+  };
   for (const uint64_t ahead : {uint64_t{0}, UINT64_MAX}) {
     reset();
     const Opened opened(0);
     zs::Pool pool("test", 2);
-    State state(600, {&opened}, false);
+    const size_t tensors = ahead == 0 ? 600 : 1200;
+    State state(tensors, {&opened}, false);
     const int chunks = static_cast<int>(state.plan->chunks());
     CHECK(chunks > 4 * kMost);
     const std::vector<zs::Training> trainings = {{opened.device, new_stream(opened)}};
     const Image image(state, &opened);
-    for (size_t k = 0; k < 600; ++k) state.write(k, 1, trainings);
+    for (size_t k = 0; k < tensors; ++k) state.write(k, 1, trainings);
     function<void(CUstream)>("fake_cuda_hold")(trainings[0].stream);
     const auto capture =
         zs::Capture::begin(pool, state.plan, state.arrays, image.data(), {}, -1, trainings, ahead);
-    const int calls = ((ahead == 0 ? kMost : chunks) + 3) / 4;
-    while (count("cuStreamWriteValue64") < calls) std::this_thread::yield();
+    while (ahead == 0 ? count("cuStreamWriteValue64") < kMost : !full()) std::this_thread::yield();
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    CHECK(count("cuStreamWriteValue64") <= calls + 1);
+    const int marks = count("cuStreamWriteValue64");
+    CHECK(ahead == 0 ? marks == kMost : full());
     // The guard has the rest follow by few calls.
-    CHECK(capture->protect(0, trainings).pending <= static_cast<uint64_t>(ahead == 0 ? chunks - kMost : 0));
-    CHECK(count("cuStreamWriteValue64") < chunks / 2);
+    CHECK(capture->protect(0, trainings).pending == static_cast<uint64_t>(chunks - marks));
+    CHECK(count("cuStreamWriteValue64") - marks < (chunks - marks) / 2);
     CHECK(capture->pending().empty());
     function<void()>("fake_cuda_release")();
     CHECK(capture->wait_for(std::nullopt));
