@@ -9,6 +9,7 @@ from zerostall.core import layout, manifest, values
 from zerostall.core.layout import CHUNK, Layout, Shard, View
 from zerostall.core.manifest import Manifest, Record
 from zerostall.tiers.contract import Image, RunTier
+from zerostall.tiers.lone_images import Replica
 
 RUN = "0123456789abcdef"
 
@@ -51,6 +52,22 @@ def record_of(
     sums = [native.crc32c(data[start : start + CHUNK]) for start in range(0, len(data), CHUNK)]
     small = values.encode({"step": step}, "values")
     return Record.of(shape, sums, small, run=run, step=step, rank=rank, world=world, created=created)
+
+
+def replica_of(made: HandMade, *, run: str = RUN) -> Replica:
+    """What a partner's disk says of it."""
+    record = made.record
+    return Replica(
+        run=run,
+        rank=record.rank,
+        world=record.world,
+        step=record.step,
+        created=record.created,
+        began=7.0,
+        attempt="1.0",
+        record=manifest.facts(record, manifest.encode_record(record)).record,
+        nbytes=record.nbytes,
+    )
 
 
 def manifest_of(*records: Record) -> Manifest:

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerostall.core.candidates import Past
-from zerostall.core.replicas import makes_way, next_stored, next_wanted, outlived, unneeded
+from zerostall.core.replicas import Stored, makes_way, next_stored, next_wanted, outdated, outlived, unneeded
 
+DAY = 24 * 3600.0
 images = st.frozensets(st.builds(Past, st.integers(0, 6), st.sampled_from([1.0, 2.0])), max_size=5)
 
 
@@ -86,3 +87,30 @@ def test_what_goes_to_a_partners_disk(
         assert past == newest and past not in stored and rested >= every
     else:
         assert newest is None or newest in stored or rested < every
+
+
+@given(
+    st.dictionaries(
+        st.tuples(st.sampled_from("ab"), st.integers(0, 2), st.integers(0, 5)), st.integers(0, 40), max_size=16
+    )
+)
+def test_however_old_the_newest_of_each_run_stays(written: dict[tuple[str, int, int], int]) -> None:
+    stored = {Stored(run, rank, step, day * DAY) for (run, rank, step), day in written.items()}
+    going, staying = outdated(stored)
+    last = max((one.written for one in stored), default=0.0)
+    old = {one for one in stored if last - one.written > 7 * DAY}
+    assert going | staying == old and not going & staying
+    left = stored - going
+    for run in "ab":
+        before, after = ({(o.rank, o.step) for o in some if o.run == run} for some in (stored, left))
+        ranks = {rank for rank, _ in before}
+        assert {max(step for other, step in after if other == rank) for rank in ranks} == {
+            max(step for other, step in before if other == rank) for rank in ranks
+        }
+        whole = [step for step in range(6) if all((rank, step) in before for rank in ranks)]
+        assert not ranks or not whole or all((rank, whole[-1]) in after for rank in ranks)
+    assert outdated(left)[0] == frozenset()
+
+
+def test_a_node_that_rested_for_a_year_loses_nothing() -> None:
+    assert outdated([Stored("a", 0, step, 0.0) for step in (1, 2)]) == (frozenset(), frozenset())

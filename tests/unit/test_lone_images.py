@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
 
-from images import RUN, HandMade, make_layout
+from images import HandMade, make_layout, replica_of
 from zerostall import native
-from zerostall.core import manifest as manifests
 from zerostall.core.layout import CHUNK
 from zerostall.errors import CorruptError, SnapshotNotFoundError
-from zerostall.tiers.lone_images import LoneImages, Replica
+from zerostall.tiers.lone_images import LoneImages
 
 LAYOUT = make_layout(CHUNK + 12345)
-
-
-def replica_of(made: HandMade) -> Replica:
-    record = made.record
-    return Replica(
-        run=RUN,
-        rank=record.rank,
-        world=record.world,
-        step=record.step,
-        created=record.created,
-        began=7.0,
-        attempt="1.0",
-        record=manifests.facts(record, manifests.encode_record(record)).record,
-        nbytes=record.nbytes,
-    )
 
 
 def test_what_is_put_is_found_again_checked_and_evicted(tmp_path: Path) -> None:
@@ -68,7 +51,7 @@ def test_what_is_put_is_found_again_checked_and_evicted(tmp_path: Path) -> None:
         images.open(replica)
 
 
-def test_what_was_not_finished_or_is_damaged_or_old_is_removed(tmp_path: Path) -> None:
+def test_what_was_not_finished_or_is_damaged_is_removed(tmp_path: Path) -> None:
     images = LoneImages(tmp_path, native.Pool("disk", 2))
     for step in (1, 2, 3, 4):
         made = HandMade(LAYOUT, step)
@@ -78,6 +61,5 @@ def test_what_was_not_finished_or_is_damaged_or_old_is_removed(tmp_path: Path) -
     commits[1].write_bytes(commits[1].read_bytes().replace(b'"step":2', b'"step":9'))
     assert [replica.step for replica in images.replicas()] == [3, 4]
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-000000000003", "step-000000000004"]
-    os.utime(commits[2], (0, 0))
-    images.evict_before(time.time() - 3600)
-    assert [replica.step for replica in images.replicas()] == [4]
+    os.utime(commits[2], (7, 7))
+    assert images.written(3) == 7.0 < images.written(4)

@@ -14,7 +14,7 @@ from zerostall.core import backoff
 from zerostall.core import manifest as manifests
 from zerostall.core.candidates import Past
 from zerostall.core.placement import ImageId
-from zerostall.core.replicas import next_stored, unneeded
+from zerostall.core.replicas import Stored, next_stored, outdated, unneeded
 from zerostall.errors import StorageError, ZerostallError
 from zerostall.flow.worker import Worker
 from zerostall.telemetry import log, say_once
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from zerostall.wire import peers as p
 
 TIER = "partner"
-STALE_SECONDS = 7 * 24 * 3600.0
-"""What was written so long ago goes when an agent starts: its run has ended, or has another partner."""
 
 
 @dataclass(slots=True)
@@ -232,9 +230,9 @@ class GuestDisk:
         try:
             for folder in sorted(self._folder.glob("*/rank-*")):
                 images = LoneImages(folder, self._pool)
-                images.evict_before(time.time() - STALE_SECONDS)
                 if replicas := images.replicas():
                     found.append((images, replicas))
+            found = _without_outdated(found)
         except OSError as error:
             log.warning("%s cannot be looked through: %s", self._folder, error)
 
@@ -245,3 +243,22 @@ class GuestDisk:
                     lodging.stored.setdefault(Past(replica.step, replica.created), replica)
 
         self._post(know)
+
+
+def _without_outdated(found: list[tuple[LoneImages, list[Replica]]]) -> list[tuple[LoneImages, list[Replica]]]:
+    """Remove what `outdated` says, and say what is as old and stays."""
+    place = {
+        Stored(one.run, one.rank, one.step, images.written(one.step)): (images, one)
+        for images, replicas in found
+        for one in replicas
+    }
+    going, staying = outdated(place)
+    for one in sorted(going, key=lambda one: (one.run, one.rank, one.step)):
+        images, replica = place[one]
+        log.info("%s: step %d goes: its run has a newer one here, and its home was not heard", images.where, one.step)
+        images.evict(one.step, replica)
+    for run in sorted({one.run for one in staying}):
+        folder = next(images.where.parent for one, (images, _) in place.items() if one.run == run)
+        log.warning("%s holds the newest copy of a run that was not heard for days: remove it if it is over", folder)
+    gone = {replica for images, replica in (place[one] for one in going)}
+    return [(images, kept) for images, replicas in found if (kept := [one for one in replicas if one not in gone])]

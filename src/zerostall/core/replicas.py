@@ -4,12 +4,47 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from zerostall.core.candidates import went_back
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Set
 
     from zerostall.core.candidates import Past
+
+STALE_SECONDS = 7 * 24 * 3600.0
+"""What was written so long before the newest image on a partner's disk is no more than its run's past."""
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """One rank's image of a clean step on a partner's disk, and when it was written there."""
+
+    run: str
+    rank: int
+    step: int
+    written: float
+
+
+def outdated(stored: Iterable[Stored]) -> tuple[frozenset[Stored], frozenset[Stored]]:
+    """Which images may go that no home has spoken of for long, and which are as old and stay: pure retention.
+
+    However old, each rank's newest stays, and that of the newest step that all of the run's ranks have here: it may be
+    all that is left of the run. Ages are counted from the newest image here, not from now: a node that rested, or
+    whose clock is ahead, loses nothing.
+    """
+    ranks: dict[str, dict[int, set[int]]] = {}
+    every = tuple(stored)
+    for one in every:
+        ranks.setdefault(one.run, {}).setdefault(one.rank, set()).add(one.step)
+    newest = {(run, rank, max(steps)) for run, held in ranks.items() for rank, steps in held.items()}
+    for run, held in ranks.items():
+        common = max(set[int].intersection(*held.values()), default=-1)
+        newest |= {(run, rank, common) for rank in held}
+    since = max((one.written for one in every), default=0.0) - STALE_SECONDS
+    old = {one for one in every if one.written < since}
+    stays = {one for one in old if (one.run, one.rank, one.step) in newest}
+    return frozenset(old - stays), frozenset(stays)
 
 
 def unneeded(

@@ -132,11 +132,9 @@ class LoneImages:
         if folder.exists() and discard(folder / names.REPLICA):
             remove_tree(folder)
 
-    def evict_before(self, moment: float) -> None:
-        """Forget what was written before that moment, in seconds since 1970."""
-        for replica in self.replicas():
-            if (self._folder(replica.step) / names.REPLICA).stat().st_mtime < moment:
-                self.evict(replica.step)
+    def written(self, step: int) -> float:
+        """When the step's image was stored, in seconds since 1970."""
+        return (self._folder(step) / names.REPLICA).stat().st_mtime
 
     def _folder(self, step: int) -> Path:
         return self.where / names.step_folder(step)
