@@ -15,6 +15,7 @@ from crash.live import Run, on_disk, restored
 from crash.nursery import Child
 from crash.script import leftovers
 from shim.faults import Shim, Trace
+from zerostall.errors import RunBusyError
 from zerostall.flow.folder_lock import LOCK
 
 
@@ -125,6 +126,18 @@ def test_a_folder_that_was_moved_is_the_same_run(agent: Child, tmp_path: Path) -
         assert run.restore() == 0
         run.save().wait()
     assert restored(tmp_path / "run") == 1
+
+
+def test_a_folder_that_was_moved_while_training_and_linked_is_the_same_run(agent: Child, tmp_path: Path) -> None:
+    """By its new path, too, the agent knows who trains there: it was said to be another agent."""
+    with Run(tmp_path / "run") as run:
+        run.save().wait()
+        shutil.move(tmp_path / "run", tmp_path / "moved")
+        (tmp_path / "run").symlink_to(tmp_path / "moved")
+        with pytest.raises(RunBusyError, match="open already in this very process"):
+            Run(tmp_path / "moved")
+        run.save().wait()
+    assert restored(tmp_path / "moved") == restored(tmp_path / "run") == 2
 
 
 @pytest.mark.parametrize(

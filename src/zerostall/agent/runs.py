@@ -44,8 +44,9 @@ class Runs:
         return iter(self._runs.values())
 
     def at(self, where: Path) -> Run | None:
-        """The run in that folder, if it is open."""
-        return self._runs.get(where)
+        """The run in that folder, if it is open; also where the folder was moved, and its old path leads there."""
+        run = self._runs.get(where)
+        return run or next((one for one in self if one.folder.taken() and _same_folder(one.where, where)), None)
 
     def open(self, where: Path, world: int, url: str) -> Run:
         """The run in that folder. Raises what `Run` does."""
@@ -88,3 +89,10 @@ class Runs:
         for run in self:
             run.close()
         self.pool.close()
+
+
+def _same_folder(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False  # one is not there
