@@ -18,6 +18,7 @@ from zerostall.tiers import azure
 from zerostall.tiers.uploads import PlainUploads, blocks_of
 
 on_azurite = pytest.mark.parametrize("s3_server", ["azurite"], indirect=True)
+NO_KEY = {"AZURE_STORAGE_ACCOUNT_KEY": ""}
 FAILS = ["drop", "lose", "503 ServerBusy", "500 OperationTimedOut"]
 
 
@@ -63,6 +64,23 @@ def test_blocks_that_obstore_left_behind_are_in_nobodys_way(open_tier, proxy, s3
 
 
 @on_azurite
+def test_a_token_does_what_the_key_does(open_tier, proxy, s3_server, bucket, large) -> None:
+    """Goes on where it was, and says the token to nobody else."""
+    token = s3_server.token()
+    with_token = {**NO_KEY, "AZURE_STORAGE_SAS_TOKEN": token}
+    broken = proxy.rule("403 AuthorizationFailure", lambda r: r.part == 3, times=100)
+    with pytest.raises(StorageError) as told:
+        open_tier(**with_token).put(large.image)
+    assert "sig=" not in str(told.value)
+    broken.times = 0
+    before = proxy.count(is_part)
+    tier = open_tier(**with_token)
+    stored(tier, large)
+    assert proxy.count(is_part) - before == 1
+    assert fetched(tier, 7, THREE_PARTS) == large.bytes
+
+
+@on_azurite
 def test_a_wrong_key_is_refused_and_not_told(open_tier, large, caplog) -> None:
     wrong = base64.b64encode(b"of somebody else's account").decode()
     with pytest.raises(StorageError) as told:
@@ -76,7 +94,9 @@ def test_a_wrong_key_is_refused_and_not_told(open_tier, large, caplog) -> None:
         ({}, ""),
         ({"AZURE_STORAGE_TOKEN": "a token"}, "no account's key"),
         ({"AZURE_STORAGE_ACCOUNT_KEY": "no base64 !"}, "no account's key"),
-        ({"AZURE_STORAGE_ACCOUNT_KEY": "", "AZURE_STORAGE_SAS_TOKEN": "sv=1&sig=2"}, "no account's key"),
+        ({**NO_KEY, "AZURE_STORAGE_SAS_TOKEN": "?sv=1&sig=2"}, ""),
+        ({**NO_KEY, "AZURE_STORAGE_SAS_TOKEN": "sv=1"}, "no SAS token"),
+        ({**NO_KEY, "AZURE_STORAGE_SAS_TOKEN": "sv=1&sig=2", "AZURE_CLIENT_ID": "one"}, "no SAS token"),
         ({"AZURE_STORAGE_USE_EMULATOR": "true"}, "emulator"),
     ],
 )

@@ -177,7 +177,7 @@ def object_stores() -> Finding:
         version = importlib.metadata.version("obstore")
     except importlib.metadata.PackageNotFoundError:
         return Finding("object stores", "limited", "obstore is not installed: pip install 'zerostall[remote]'")
-    resumed = "an upload that breaks off goes on to s3://, to az:// with an account's key; to gs:// it begins anew"
+    resumed = "an upload that breaks off goes on to s3://, to az:// with a key or SAS token; to gs:// it begins anew"
     return Finding("object stores", "yes", f"obstore {version}; {resumed} (docs/remote.md)")
 
 

@@ -1,7 +1,7 @@
 """What obstore does not say to Azure: blocks by name, and which of them are there.
 
-Only as much of the protocol as uploads need, and only with an account's key. Azure checks no CRC-32C: what comes there
-is vouched for by TLS, and looked at by whoever reads.
+Only as much of the protocol as uploads need, and only with an account's key or a SAS token. Azure checks no CRC-32C:
+what comes there is vouched for by TLS, and looked at by whoever reads.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import base64
 import binascii
 from email.utils import formatdate
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from zerostall.core import shared_key, signing
 from zerostall.core.shared_key import Account
@@ -29,8 +29,9 @@ def why_not(store: Store) -> str:
     said = urls.chosen(store.environment, urls.AZURE)
     if said.get("use_emulator", "").lower() not in ("", "0", "false"):
         return "an emulator that obstore finds"
-    if said.get("token") or not shared_key.usable(_account(store)):
-        return "the credentials are no account's key"
+    others = [name for name in ("token", "client_id", "federated_token_file") if said.get(name)]
+    if said.get("token") or not (shared_key.usable(_account(store)) or (_sas(store) and not others)):
+        return "the credentials are no account's key and no SAS token"
     return proxy_between(_endpoint(store))
 
 
@@ -79,11 +80,15 @@ class Azure:
     ) -> Answer:
         path = signing.path_of(self._endpoint.path.strip("/"), self._store.bucket, key)
         headers = {"content-length": str(len(body) if body is not None else 0)}
-        target = f"{path}?{signing.query_of(query)}"
 
         def signed() -> tuple[str, dict[str, str]]:
+            account = _account(self._store)
+            if not shared_key.usable(account):  # the token signs for whatever is asked
+                words = signing.query_of({**query, **_sas(self._store)})
+                return f"{path}?{words}", headers | {"x-ms-version": shared_key.VERSION}
             date = formatdate(usegmt=True)
-            return target, shared_key.sign(method, path, query, headers, account=_account(self._store), date=date)
+            sent = shared_key.sign(method, path, query, headers, account=account, date=date)
+            return f"{path}?{signing.query_of(query)}", sent
 
         what = f"cannot {method} {self._store.scheme}://{self._store.bucket}/{key}"
         return self._connections.ask(what, method, signed, body, missing_is_fine=missing_is_fine)
@@ -96,6 +101,12 @@ class Azure:
 def _account(store: Store) -> Account:
     said = urls.chosen(store.environment, urls.AZURE)
     return Account(said.get("account_name", ""), said.get("account_key", ""))
+
+
+def _sas(store: Store) -> dict[str, str]:
+    """What a SAS token says; empty where there is none, or it is no such thing."""
+    said = dict(parse_qsl(urls.chosen(store.environment, urls.AZURE).get("sas_key", "").lstrip("?")))
+    return said if said.get("sig") else {}
 
 
 def _endpoint(store: Store) -> str:
