@@ -27,7 +27,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.machine import ROOT
+from benchmarks.machine import ROOT, end_on_signals
 from benchmarks.report import Report, median, seconds
 
 STAGES = ("noticed", "imports", "device", "met", "model", "checkpointer", "restored", "step")
@@ -313,6 +313,7 @@ def main() -> None:
         return
     from benchmarks.workload import scratch
 
+    end_on_signals()
     deaths: list[Death] = []
     for _ in range(arguments.deaths):
         with scratch(arguments.folder) as folder:

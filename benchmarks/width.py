@@ -29,12 +29,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.machine import ROOT
+from benchmarks.machine import ROOT, end_on_signals
 from benchmarks.report import RESULTS, Report
 
 LIMITS = {"stalls": 400.0, "others": 400.0, "peer": 150.0, "deaths": 150.0, "reshard": 300.0}  # seconds
 SIZES = {"cuda": "gpt-3b", "cpu": "tiny"}
-ENDING = 20.0  # seconds in which what was ended by a signal cleans up
+ENDING = 30.0  # seconds in which what was ended by a signal cleans up
 LAST = 30.0  # seconds of a section's time that benchmarks.ranks leaves for deleting files
 
 
@@ -113,7 +113,7 @@ def run(part: Part, options: argparse.Namespace, limit: float) -> str:
 def end(process: subprocess.Popen[bytes]) -> None:
     """End it and those it has started: by asking first, so that nothing of it stays."""
     if process.poll() is None:
-        process.send_signal(signal.SIGINT)
+        process.terminate()
         try:
             process.wait(ENDING)
         except subprocess.TimeoutExpired:
@@ -164,6 +164,7 @@ def main() -> int:
     parser.add_argument("--to", type=Path, default=RESULTS, help="folder of the reports")
     parser.add_argument("--name", default="", help="of the reports (default: width-DEVICE-RANKS)")
     options = parser.parse_args()
+    end_on_signals()
     options.model = options.model or SIZES[options.device]
     options.name = options.name or f"width-{options.device}-{options.ranks}"
     options.to = options.to.absolute()

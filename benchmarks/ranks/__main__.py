@@ -24,7 +24,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.machine import ROOT
+from benchmarks.machine import ROOT, end_on_signals
 from benchmarks.ranks.found import OURS, Found
 from benchmarks.ranks.neighbours import SHAPES, Between
 from benchmarks.ranks.rank import rank_main
@@ -111,6 +111,7 @@ def main() -> None:
     if arguments.way:
         rank_main(arguments)
         return
+    end_on_signals()
     systems = arguments.systems.split(",")
     ways = arguments.ways.split(",") if arguments.ways else list(WAYS if cuda else WAYS[-1:])
     began = time.monotonic()
