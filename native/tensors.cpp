@@ -85,7 +85,8 @@ Tensors::Tensors(const std::vector<PyObject*>& objects, const std::vector<bool>&
   geometries->reserve(objects.size());
   entries_.reserve(objects.size());
   facts_.resize(objects.size());
-  watched_.resize(objects.size());
+  versions_.resize(objects.size());
+  kept_.resize(objects.size());
   data_.reserve(objects.size());
   for (size_t k = 0; k < objects.size(); ++k) {
     Entry& entry = entries_.emplace_back();
@@ -129,7 +130,7 @@ Geometry Tensors::describe(size_t index, bool exchange, int16_t& place) {
   if (torch && (truth_of(call(entry.object, "is_conj")) || truth_of(call(entry.object, "is_neg"))))
     throw Refusal{
         "it is a lazy conjugate or negative; its memory holds other values (see resolve_conj, resolve_neg)"};
-  int64_t& version = watched_[index].version;
+  int64_t& version = versions_[index];
   version = entry.tracked ? version_of(entry.object) : 0;
   if (version < 0) throw Refusal{"it has no version counter to track (an inference tensor, or no tensor)"};
 
@@ -174,7 +175,7 @@ Geometry Tensors::describe(size_t index, bool exchange, int16_t& place) {
 // A twin keeps the counter, too, so that moved() finds it without asking the tensor.
 bool Tensors::hold_twin(size_t index) {
   Entry& entry = entries_[index];
-  watched_[index].kept = {};
+  kept_[index] = {};
   if (!entry.tracked || !entry.imprint.taken()) return false;
   Ref twin;
   try {
@@ -182,8 +183,8 @@ bool Tensors::hold_twin(size_t index) {
   } catch (const Refusal&) {
     return false;  // a tensor of a type of the user's need not have it
   }
-  watched_[index].kept = entry.imprint.kept_by(twin.get());
-  if (watched_[index].kept.counter == nullptr) return false;
+  kept_[index] = entry.imprint.kept_by(twin.get());
+  if (kept_[index].counter == nullptr) return false;
   facts_[index].held_at = data_[index];
   Py_XDECREF(std::exchange(facts_[index].held, twin.release()));
   return true;
@@ -216,7 +217,7 @@ void Tensors::let_go() noexcept {
     const int64_t* shape = nullptr;
     if (look(k, data, shape) && data == facts_[k].held_at) continue;
     entry.imprint.forget();
-    watched_[k].kept = {};
+    kept_[k] = {};
     Py_DECREF(std::exchange(facts_[k].held, nullptr));
   }
 }
@@ -285,18 +286,18 @@ bool Tensors::look_by_calls(size_t index, std::byte*& data) const {
 
 bool Tensors::ask_anew(size_t index) {
   Entry& entry = entries_[index];
-  Watched& watched = watched_[index];
   const int64_t* shape = nullptr;
   entry.imprint.forget();
   bool fits = look(index, data_[index], shape);
   if (data_[index] == nullptr && (*geometries_)[index].nbytes != 0 && !elsewhere_) fits = false;
   if (entry.tracked) {
-    watched.version = version_of(entry.object);
-    if (watched.version < 0) fits = false;
+    versions_[index] = version_of(entry.object);
+    if (versions_[index] < 0) fits = false;
   }
-  if (fits && shape != nullptr) entry.imprint.take(entry.object, shape, entry.tracked ? watched.version : -1);
+  if (fits && shape != nullptr)
+    entry.imprint.take(entry.object, shape, entry.tracked ? versions_[index] : -1);
   if (entry.leaves && (facts_[index].held == nullptr || facts_[index].held_at != data_[index] ||
-                       !entry.imprint.shares(watched.kept))) {
+                       !entry.imprint.shares(kept_[index]))) {
     try {
       hold(index);
     } catch (const Refusal&) {
@@ -314,7 +315,7 @@ std::vector<uint32_t> Tensors::refresh() {
     if (!entry.imprint.same(entry.object)) {
       if (!ask_anew(k)) misfits_.push_back(static_cast<uint32_t>(k));
     } else if (entry.tracked) {
-      watched_[k].version = entry.imprint.version();
+      versions_[k] = entry.imprint.version();
     }
   }
   return misfits_;
@@ -322,14 +323,14 @@ std::vector<uint32_t> Tensors::refresh() {
 
 std::vector<uint32_t> Tensors::moved(bool exchanges) const {
   std::vector<uint32_t> result;
-  for (size_t k = 0; k < watched_.size(); ++k) {
-    if (k + kAheadOfCounters < watched_.size()) {
-      const Imprint::Kept& next = watched_[k + kAheadOfCounters].kept;
+  for (size_t k = 0; k < kept_.size(); ++k) {
+    if (k + kAheadOfCounters < kept_.size()) {
+      const Imprint::Kept& next = kept_[k + kAheadOfCounters];
       next.fetch();
       if (exchanges) next.fetch_data();
     }
-    const auto& [kept, version] = watched_[k];
-    if (kept.counter != nullptr ? kept.version() != version || (exchanges && !kept.in_place())
+    const Imprint::Kept& kept = kept_[k];
+    if (kept.counter != nullptr ? kept.version() != versions_[k] || (exchanges && !kept.in_place())
                                 : moved_alone(k, exchanges))
       result.push_back(static_cast<uint32_t>(k));
   }
@@ -342,7 +343,7 @@ bool Tensors::moved_alone(size_t index, bool exchanges) const {
   if (!entry.tracked) return false;
   const int64_t now =
       entry.imprint.counted(entry.object) ? entry.imprint.version() : version_of(entry.object);
-  return now != watched_[index].version ||
+  return now != versions_[index] ||
          (exchanges && entry.leaves && !entry.imprint.in_place(entry.object) && exchanged(index));
 }
 

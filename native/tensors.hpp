@@ -58,11 +58,6 @@ class Tensors {
     bool tracked = false, leaves = false;  // leaves: it may leave its memory while that is read
   };
   static_assert(sizeof(Entry) == kLine);
-  // What moved() goes through.
-  struct Watched {
-    Imprint::Kept kept;  // by what is held of the tensor
-    int64_t version = 0;
-  };
   // What it takes to ask torch anew.
   struct Facts {
     const dlpack::ExchangeApi* api = nullptr;  // null: asked by method calls
@@ -94,7 +89,8 @@ class Tensors {
   void drop() noexcept;
 
   std::vector<Entry> entries_;
-  std::vector<Watched> watched_;
+  std::vector<int64_t> versions_;    // as refresh() saw them; 0 of what is not tracked
+  std::vector<Imprint::Kept> kept_;  // what moved() goes through: by what is held of the tensors
   std::vector<Facts> facts_;
   std::vector<int64_t> extents_;
   std::vector<std::byte*> data_;

@@ -34,8 +34,12 @@ constexpr size_t kAhead = 48;
 // and where, is found out by trying; elsewhere every item is looked at each time.
 constexpr size_t kTagAt = 24;
 
+const uint64_t* tag_at(const PyObject* dict) {
+  return reinterpret_cast<const uint64_t*>(reinterpret_cast<const std::byte*>(dict) + kTagAt);
+}
+
 uint64_t tag_of(const PyObject* dict) {
-  return *reinterpret_cast<const uint64_t*>(reinterpret_cast<const std::byte*>(dict) + kTagAt);
+  return *tag_at(dict);
 }
 
 // Does a dict's tag tell each change that there is, and is it silent where there is none?
@@ -87,6 +91,7 @@ Watch::Watch(const std::vector<PyObject*>& containers) {
     for (PyObject* container : containers) {
       const Shape shape = shape_of(container);
       Py_INCREF(container);
+      if (shape != Shape::dict) others_.emplace_back(containers_.size(), items_.size());
       containers_.push_back({container, shape, 0});
       if (shape == Shape::dict) {
         PyObject *key = nullptr, *value = nullptr;
@@ -162,6 +167,22 @@ bool Watch::untouched() const {
          });
 }
 
+bool Watch::add_tags(std::vector<Tag>& tags, bool renewed) const {
+  if (dropped_ || !has_tags() || (renewed && !others_.empty())) return false;
+  for (const Container& container : containers_)
+    if (container.shape == Shape::dict)
+      tags.push_back({tag_at(container.object), renewed ? container.renewed : container.tag});
+  if (!behind_) return true;
+  return doors_ ? doors_->add_tags(tags, true) : behind_->add_tags(tags, false);
+}
+
+bool Watch::others_same() const {
+  if (dropped_) return false;
+  for (const auto& [container, first] : others_)
+    if (!same_now(containers_[container], first)) return false;
+  return !behind_ || doors_ || behind_->others_same();
+}
+
 void Watch::renew() {
   if (!has_tags()) return;
   for (Container& container : containers_)
@@ -233,6 +254,7 @@ void Watch::drop() noexcept {
   const std::vector<Container> containers = std::move(containers_);
   items_.clear();
   containers_.clear();
+  others_.clear();
   for (PyObject* item : items) Py_DECREF(item);
   for (const Container& container : containers) Py_DECREF(container.object);
 }

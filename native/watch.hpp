@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 struct _object;  // PyObject
@@ -29,6 +30,18 @@ class Watch {
   // same, plain values too. Also false where that cannot be told.
   bool untouched() const;
   void renew();
+
+  // Where a dict's tag is, and what it was.
+  struct Tag {
+    const uint64_t* at;
+    uint64_t then;
+  };
+  // Adds the tags that, while all of them stay, tell what same() tells of dicts (`renewed`: what untouched()
+  // does), as these saw them last. False where it is not told by tags.
+  bool add_tags(std::vector<Tag>& tags, bool renewed) const;
+  // What same() tells, where no tag has changed.
+  bool others_same() const;
+  bool dropped() const { return dropped_; }
 
   // For Python's collector of cycles: every object held, until `visit` returns other than 0; and letting go
   // of all, after which nothing is the same any more.
@@ -57,7 +70,8 @@ class Watch {
 
   bool dropped_ = false;
   std::vector<Container> containers_;
-  std::vector<_object*> items_;  // of a dict: key, value, key, value
+  std::vector<std::pair<size_t, size_t>> others_;  // containers that are no dicts, and their first items
+  std::vector<_object*> items_;                    // of a dict: key, value, key, value
   std::unique_ptr<Watch> behind_, doors_;
 };
 

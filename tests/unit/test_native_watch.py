@@ -140,6 +140,40 @@ def test_still_is_what_every_block_and_every_watch_says() -> None:
         Still([held])  # pyright: ignore[reportArgumentType]
 
 
+@given(st.lists(st.tuples(st.sampled_from("owdibl"), st.sampled_from("ab"), st.integers(0, 3)), max_size=30))
+def test_still_says_what_its_watches_say_one_by_one(moves: list[tuple[str, str, int]]) -> None:
+    """However often it was asked before, and whatever it has learnt from that."""
+    things: list[object] = [object(), 1, 2, "2"]
+    held: dict[str, dict[str, object]] = {name: {"a": things[0], "b": 1} for name in "owdib"}
+    rows = [things[0], 1]
+
+    def watches() -> tuple[list[Watch], list[Watch]]:
+        same = [Watch([held["w"], rows]), Watch([{}], [held["i"]], [held["d"]]), Watch([], [held["b"], rows])]
+        return same, [Watch([held["o"]])]
+
+    still, (same, untouched) = Still(*watches()), watches()
+    for which, key, value in moves:
+        if which == "l":
+            rows["ab".index(key)] = things[value]
+        else:
+            held[which][key] = things[value]
+        expected = all(watch.untouched() for watch in untouched) and all(watch.same() for watch in same)
+        assert still.same() == expected
+
+
+def test_still_is_let_go_of_with_what_it_looks_at() -> None:
+    class Thing:
+        pass
+
+    held: dict[str, object] = {"thing": Thing()}
+    gone = weakref.ref(held["thing"])
+    held["still"] = still = Still([Watch([held])])
+    assert not still.same()
+    del held, still
+    gc.collect()
+    assert gone() is None
+
+
 def test_members_of_a_set_and_attributes_are_told() -> None:
     class Thing:
         mark = object()
