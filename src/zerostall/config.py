@@ -10,8 +10,9 @@ ZEROSTALL_SCRUB_RATE     most bytes a second of the images in memory that are ch
                          while nothing else goes on (default: 64M; 0: none)
 ZEROSTALL_SCRUB_REST     seconds that an image on disk is left alone after it was checked so (default: 86400, a day)
 ZEROSTALL_AGENT_IDLE     seconds without a trainer after which the agent leaves (default: 1800)
-ZEROSTALL_COPY_THREADS   threads that copy tensors in the training process (default: 2, or 8 where the state is
-                         on a CUDA device and they take checksums of what arrives; at most half of the cores)
+ZEROSTALL_COPY_THREADS   threads that copy tensors in the training process (default: 2, or 1 where training computes on
+                         all cores but one; or 8, at most half of the cores, where the state is on a CUDA device
+                         and they take checksums of what arrives)
 ZEROSTALL_GDS            whether files go straight to a CUDA device's memory, and saves straight from one to disk, by
                          GPUDirect Storage: auto (default), on, off
 ZEROSTALL_STORE_TIMEOUT  seconds that an object store may be silent before a request is sent again (default: 30)
@@ -143,20 +144,17 @@ def store_timeout() -> float:
     return seconds
 
 
-def copy_threads(*, device: bool = False) -> int:
-    """How many threads copy tensors in the training process, or check what a CUDA device copies there."""
+def copy_threads() -> int | None:
+    """How many threads shall copy tensors in the training process, where the environment says so."""
     chosen = os.environ.get("ZEROSTALL_COPY_THREADS")
-    if chosen is None:
-        # Of two cores both: training's threads wait for one another, and what one of them loses all lose.
-        return max(1, min(8, _cores() // 2)) if device else min(2, _cores())
-    if not chosen.isdecimal() or not 1 <= int(chosen) <= 256:
+    if chosen is not None and (not chosen.isdecimal() or not 1 <= int(chosen) <= 256):
         raise ValueError(f"ZEROSTALL_COPY_THREADS={chosen!r} is not a number of threads (1 to 256)")
-    return int(chosen)
+    return int(chosen) if chosen is not None else None
 
 
 def restore_threads() -> int:
     """How many threads bring a snapshot back into tensors, while training waits for nothing else."""
-    return max(copy_threads(), min(8, _cores()))
+    return max(copy_threads() or 1, min(8, cores()))
 
 
 def read_threads() -> int:
@@ -307,5 +305,6 @@ def umask() -> int | None:
     return int(found[1], 8) if found else None
 
 
-def _cores() -> int:
+def cores() -> int:
+    """How many of them this process may use."""
     return len(os.sched_getaffinity(0))

@@ -20,6 +20,7 @@ import time
 
 from zerostall import config, native
 from zerostall.agent.shelf import Locker, Shelf
+from zerostall.core.copiers import choose_checking
 from zerostall.errors import CapabilityError, CapacityError, DeviceError, ZerostallError
 from zerostall.telemetry import log
 from zerostall.wire import lockers as w
@@ -41,7 +42,7 @@ class Vault:
             raise CapabilityError(f"{gpu} is none of the GPUs here: {', '.join(seen) or 'there is none'}")
         self._channel = channel
         self._device = native.Device(seen[gpu].ordinal)
-        self._pool = native.Pool("vault", config.copy_threads(device=True))
+        self._pool = native.Pool("vault", choose_checking(config.cores(), config.copy_threads()).threads)
         self._budget = budget if budget is not None else self._device.memory[0] // 2
         self._lockers: dict[int, Locker] = {}
         self._segments: dict[int, native.Segment] = {}

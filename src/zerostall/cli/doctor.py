@@ -27,6 +27,7 @@ from zerostall.cli.agent import ask_status
 from zerostall.cli.arguments import Json
 from zerostall.cli.output import emit_json, emit_table, size
 from zerostall.core import gds, vaults
+from zerostall.core.copiers import choose
 from zerostall.errors import CapacityError, ZerostallError
 from zerostall.flow import straight
 from zerostall.native.topology import topology
@@ -117,7 +118,8 @@ def _torch_build() -> str:
 def _checksums() -> Finding:
     data = bytes(_CRC_BYTES)
     rate = max(_CRC_BYTES / _seconds(data) for _ in range(3)) / 1e9
-    threads = f"{rate:.1f} GB/s, copy threads: {config.copy_threads()} of {len(os.sched_getaffinity(0))} cores"
+    copiers = choose(config.cores(), chosen=config.copy_threads())
+    threads = f"{rate:.1f} GB/s, copy threads: {copiers.threads}, since {copiers.reason}"
     if native.CRC_HARDWARE:
         return Finding("checksums", "yes", f"CRC-32C by the processor's instruction; {threads}")
     return Finding("checksums", "limited", f"CRC-32C by table, slower: this processor has no instruction; {threads}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from zerostall import config, native
 from zerostall.core import layout as layouts
+from zerostall.core.copiers import choose_checking
 from zerostall.core.layout import CHUNK, Layout
 from zerostall.errors import AgentError, WaitTimeoutError
 from zerostall.telemetry import log
@@ -271,9 +272,10 @@ class Captures:
         if survey.proof is not None:
             survey.proof.begin(self.devices)
         self._checks.see(self.devices)
-        if self.devices and self.pool.threads < (threads := config.copy_threads(device=True)):
+        checking = choose_checking(config.cores(), config.copy_threads())
+        if self.devices and self.pool.threads < checking.threads:
             self.pool.close()
-            self.pool = native.Pool("copy", threads)
+            self.pool = native.Pool("copy", checking.threads)
         self._plan, self._coarse_plan, self._runs = plan_of(layout), None, ()
         self._order = None
         if not stand_ins:

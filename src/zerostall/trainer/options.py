@@ -10,12 +10,16 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+import torch
+
 from zerostall import config
 from zerostall.config import Policy, WhenBusy
 from zerostall.core import matching
+from zerostall.core.copiers import choose
 from zerostall.core.policy import Remote
 from zerostall.core.retention import Keep
 from zerostall.core.vaults import Peer
+from zerostall.telemetry import log
 from zerostall.tiers.holding import step_here
 from zerostall.tiers.urls import is_url
 from zerostall.wire import messages as m
@@ -82,6 +86,8 @@ class Options:
             raise ValueError(f"source_checks={source_checks!r} is not a share of the chunks, from 0 (none) to 1 (all)")
         if require_finite is not None:
             matching.select(require_finite, option="require_finite")
+        copiers = choose(config.cores(), torch.get_num_threads(), config.copy_threads())
+        log.info("copy threads for state in host memory: %d, since %s", copiers.threads, copiers.reason)
         return cls(
             keep=keep if isinstance(keep, Keep) else Keep(last=keep),
             policy=policy,
@@ -89,7 +95,7 @@ class Options:
             slots=slots,
             freeze_bytes=freeze_bytes,
             disk_interval=float(disk_interval),
-            copy_threads=config.copy_threads(),
+            copy_threads=copiers.threads,
             require_finite=require_finite,
             source_checks=float(source_checks),
             remote=Remote(remote) if isinstance(remote, str) else remote,

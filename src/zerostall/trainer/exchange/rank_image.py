@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from zerostall import config, native
 from zerostall.core import layout as layouts
+from zerostall.core.copiers import choose
 from zerostall.tiers.host import stride_of
 from zerostall.trainer.captures import plan_of
 from zerostall.trainer.devices import Devices, Straightened
@@ -55,4 +56,4 @@ class RankImage:
 
 def copy_pool() -> native.Pool:
     """Threads to copy with."""
-    return native.Pool("dcp", config.copy_threads())
+    return native.Pool("dcp", choose(config.cores(), chosen=config.copy_threads()).threads)
