@@ -8,6 +8,7 @@ import queue
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,16 +17,23 @@ from hypothesis import strategies as st
 from hand import wait_until
 from images import make_layout, record_of
 from zerostall import native
+from zerostall.agent import trickle
 from zerostall.agent.berth import Berth
 from zerostall.agent.client import Client
 from zerostall.agent.run import Run
 from zerostall.agent.wish import Wish
+from zerostall.core import backoff
 from zerostall.core.candidates import Past
 from zerostall.core.layout import Layout
 from zerostall.core.manifest import Manifest
 from zerostall.core.roll import Save
+from zerostall.errors import StorageError
 from zerostall.flow.budget import Budget
+from zerostall.flow.folder_lock import FolderLock
 from zerostall.flow.governor import Governor
+from zerostall.flow.persist import Order, Outcome, persist
+from zerostall.tiers.disk import DiskTier
+from zerostall.tiers.modes import OWN
 from zerostall.wire import messages as m
 
 LAYOUTS = [make_layout(4096 * size) for size in (1, 2, 3)]
@@ -312,3 +320,43 @@ def test_memory_of_another_layout_stays_until_the_step_in_the_new_one_is_clean()
             assert not any(berth.older for berth in agent.run.berths.values())
         finally:
             agent.close()
+
+
+def test_a_folder_whose_disk_takes_nothing_is_let_go_of_between_tries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once nobody trains: it can be unmounted then, and nothing is made in its place."""
+    full = [True]
+
+    def write(disk: DiskTier, order: Order, *more: Any) -> Outcome:
+        return Outcome(order.step, 0.0, StorageError("full")) if full else persist(disk, order, *more)
+
+    monkeypatch.setattr(trickle, "persist", write)
+    monkeypatch.setattr(backoff, "pause", lambda failures, luck: 3600.0)
+    where, away = tmp_path / "run", tmp_path / "unmounted"
+    agent = Agent(where, 1, 2, [], 0.0)
+    run = agent.run
+    try:
+        agent.start([0])
+        agent.act(agent.ranks[0])
+        wait_until(lambda: agent.settle() or run.trickle.resting())
+        assert run.folder.taken()
+        agent.kill(agent.ranks[0])
+        assert run.busy() and not run.folder.taken()
+        FolderLock(where, OWN).close()
+        where.rename(away)
+        for _ in range(2):  # an empty folder is no run's, be it only where one was mounted
+            run.trickle.hurry(though_failing=True)
+            run.advance()
+            assert run.trickle.resting() and "not there" in run.trickle.last_error
+            where.mkdir(exist_ok=True)
+        assert list(where.iterdir()) == []
+        where.rmdir()
+        away.rename(where)
+        full.clear()
+        run.trickle.hurry(though_failing=True)
+        run.advance()
+        wait_until(lambda: agent.settle() or run.folder.disk.steps() == [1])
+        wait_until(lambda: agent.settle() or not run.folder.taken())
+    finally:
+        agent.close()

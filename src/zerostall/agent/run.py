@@ -24,9 +24,9 @@ from zerostall.agent.quay import Quay
 from zerostall.agent.seat import Seat
 from zerostall.agent.standing import Standing
 from zerostall.agent.stowage import Stowage
-from zerostall.agent.takeover import take_folder
+from zerostall.agent.takeover import take_again, take_folder
 from zerostall.core.copying import MOST_MORE, lent
-from zerostall.errors import FormatError, RunBusyError, RunMismatchError
+from zerostall.errors import FormatError, RunBusyError, RunMismatchError, ZerostallError
 from zerostall.telemetry import log
 from zerostall.tiers.host import stride_of
 from zerostall.tiers.modes import Modes
@@ -306,6 +306,8 @@ class Run(Standing):
 
     def advance(self) -> None:
         """Do whatever can be done now: write the next step, grant slots, give back memory, let the folder go."""
+        if not self.attached() and not self.folder.taken() and self.trickle.due():
+            self._take_again()
         self.trickle.start()
         if self.carrier is not None and self.folder.taken():
             self.carrier.start()
@@ -318,8 +320,20 @@ class Run(Standing):
             if berth.stowage is not None:
                 berth.stowage.advance(time.monotonic())
         self._drop_former_ranks()
-        if not self.attached() and not self.busy():
+        if not self.attached() and (not self.busy() or self._rests()):
             self.folder.let_go()
+
+    def _rests(self) -> bool:
+        """Does all that is to be done in the folder wait for its disk? Then it may be mended, or unmounted."""
+        carrying = self.carrier is not None and self.carrier.busy()
+        return self.part is None and self.trickle.resting() and not self.fetches.busy() and not carrying
+
+    def _take_again(self) -> None:
+        try:
+            take_again(self)
+        except ZerostallError as error:
+            log.warning("%s", error)
+            self.trickle.put_off(error)
 
     def when_tidy(self, call: Callable[[], None]) -> None:
         """Call on the loop's thread when what is under way, and the retention behind it, are done."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerostall.core import manifest as manifests
-from zerostall.errors import FormatError, RunMismatchError, SnapshotNotFoundError
+from zerostall.errors import FormatError, RunMismatchError, SnapshotNotFoundError, StorageError
 from zerostall.telemetry import log
+from zerostall.tiers.files import storage_errors
 
 if TYPE_CHECKING:
     from zerostall.agent.standing import Standing
@@ -53,6 +54,23 @@ def take_own_folder(run: Standing, facts: RunFacts) -> None:
             f"{run.where} is run {there} on this node, and run {facts.run} on rank 0's node",
             hint="move the folder that is not of this run aside, on that node: an empty one goes on with the others'",
         )
+    _forget_strangers(run, known)
+
+
+def take_again(run: Standing) -> None:
+    """Have the folder once more for what is to be written, where nobody trains: nothing is made in its place.
+
+    Raises:
+        RunBusyError, RunMismatchError, StorageError, FormatError: it is not there, or another's.
+    """
+    with storage_errors(run.where, "the run's folder", 0, doing="read"):
+        there = run.folder.run_there()
+    if there is None:
+        raise StorageError(f"{run.where} is not there, or empty", hint="mount it, or put it back")
+    if there != run.folder.facts.run:
+        raise RunMismatchError(f"{run.where} has become the folder of another run, {there}")
+    known = run.folder.on_disk
+    run.folder.take(drafts=False)
     _forget_strangers(run, known)
 
 

@@ -133,6 +133,14 @@ class Trickle:
             return None
         return max(0.0, self._retry_at - time.monotonic())
 
+    def due(self) -> bool:
+        """Is it time for the next step to go?"""
+        return self._flight is None and time.monotonic() >= self._retry_at and self.next_step() is not None
+
+    def resting(self) -> bool:
+        """Has the last write failed, and is nothing done until its turn comes again?"""
+        return self._failures > 0 and self._flight is None and self._untidy == 0 and time.monotonic() < self._retry_at
+
     def hurry(self, *, though_failing: bool = False) -> None:
         """Somebody waits for the disk now, or nobody trains: it rests no longer. Unless its last write has failed."""
         if self._failures == 0 or though_failing:
@@ -308,10 +316,15 @@ class Trickle:
             self._failed(flight, outcome.error)
         self._advance()
 
-    def _failed(self, flight: Flight, error: ZerostallError) -> None:
-        step = flight.order.step
+    def put_off(self, error: ZerostallError) -> None:
+        """The next step cannot go now."""
         self._failures += 1
         self._retry_at = time.monotonic() + backoff.pause(self._failures, random.random())
+        self.last_error = str(error.args[0])
+
+    def _failed(self, flight: Flight, error: ZerostallError) -> None:
+        step = flight.order.step
+        self.put_off(error)
         self.last_error = f"step {step}: {error.args[0]}"
         if not isinstance(error, StorageError):
             self._given_up.add(step)  # trying again would end the same way
