@@ -6,6 +6,7 @@ import copy
 import pickle
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,9 @@ import torch
 import zerostall
 from training import change, saved, tensors, train_step, training
 from zerostall.errors import AgentError, CapabilityError, StepExistsError, StorageError
-from zerostall.wire import rendezvous
+from zerostall.trainer import link
+from zerostall.wire import channel, rendezvous
+from zerostall.wire import messages as m
 
 pytestmark = pytest.mark.usefixtures("own_agent")
 
@@ -74,6 +77,50 @@ def test_a_message_that_was_interrupted_is_not_sent_twice(
         change(state["w"])
         assert ckpt.restore() == 2
         assert (state["w"] == 2).all()
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["the answer", "the interrupt"])
+def test_an_answer_that_nobody_waits_for_any_more_is_let_go_of(
+    where: Path, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    """Beside it comes a descriptor of memory, which is held for as long as that is open."""
+    came, interrupted = threading.Event(), threading.Event()
+    held: list[list[int]] = []
+    dropped: list[list[int]] = []
+
+    class Interrupted(Future[link.Answer]):
+        def set_result(self, result: link.Answer) -> None:
+            held.append(result[1])
+            came.set()
+            if first:
+                assert interrupted.wait(60)
+            super().set_result(result)
+
+        def result(self, timeout: float | None = None) -> link.Answer:
+            if interrupted.is_set():
+                return super().result(timeout)
+            assert came.wait(60)
+            if not first:
+                super().result(60)
+            interrupted.set()
+            raise KeyboardInterrupt
+
+    def drop(fds: list[int]) -> None:
+        dropped.append(fds)
+        channel.drop(fds)
+
+    state = tensors(1)
+    with zerostall.Checkpointer(where, state=state, rng=False) as ckpt:
+        ckpt.restore()
+        ckpt.save(1).wait()
+        monkeypatch.setattr(link, "Future", Interrupted)
+        monkeypatch.setattr(link, "drop", drop)
+        with pytest.raises(KeyboardInterrupt):
+            ckpt._link.ask(lambda id: m.Fetch(id=id, step=1, tier="host"))
+        monkeypatch.setattr(link, "Future", Future)
+        change(state["w"])
+        assert ckpt.restore() == 1  # its answers come behind that one
+    assert len(held) == 1 and held[0] and held[0] in dropped
 
 
 @pytest.mark.parametrize("verb", ["wait", "restore", "close"])

@@ -147,8 +147,11 @@ class Link:
                 raise
         try:
             answer, fds = future.result(timeout)
-        except TimeoutError:
-            raise WaitTimeoutError(f"the agent did not answer in {timeout:.0f} s") from None
+        except BaseException as error:
+            future.add_done_callback(_unwanted)  # it may be there, or come just now: with it gigabytes may be held
+            if isinstance(error, TimeoutError):
+                raise WaitTimeoutError(f"the agent did not answer in {timeout:.0f} s") from None
+            raise
         finally:
             self._waiting.pop(number, None)
         if isinstance(answer, m.Refused):
@@ -293,6 +296,12 @@ class Link:
         for future in waiting.values():
             if not future.done():
                 future.set_exception(AgentError(why))
+
+
+def _unwanted(future: Future[Answer]) -> None:
+    """Nobody waits for the answer any more."""
+    if future.exception() is None:
+        drop(future.result()[1])
 
 
 def _exchange(channel: Channel[m.FromAgent], request: m.Message, *fds: int) -> Answer:
