@@ -9,6 +9,7 @@ from pathlib import Path
 
 from forked import cli as zerostall
 from hand import HandTrainer, agent_report, wait_until
+from zerostall import __version__
 from zerostall.cli.doctor import fallbacks_of
 from zerostall.cli.output import size, steps
 from zerostall.wire import messages as m
@@ -131,6 +132,11 @@ def test_doctor_says_what_does_not_work(agent_environment: dict[str, str], tmp_p
     found = {finding["name"]: finding for finding in json.loads(done.stdout)}
     assert done.returncode == 1
     assert found["disk"]["verdict"] == "no" and "nowhere" in found["disk"]["detail"]
+
+
+def test_the_version_is_said(agent_environment: dict[str, str]) -> None:
+    done = zerostall(agent_environment, "--version")
+    assert (done.returncode, done.stdout) == (0, f"zerostall {__version__}\n")
 
 
 def test_sizes_and_steps_in_words() -> None:

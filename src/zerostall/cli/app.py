@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
+import zerostall
 from zerostall.cli import agent, bench, checking, cluster, listing, moving
 from zerostall.cli.doctor import doctor
 from zerostall.cli.manager import manager
-from zerostall.cli.output import emit_error
+from zerostall.cli.output import emit_error, say
 from zerostall.errors import ZerostallError
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        say(f"zerostall {zerostall.__version__}")
+        raise typer.Exit
+
 
 app = typer.Typer(
     name="zerostall",
@@ -18,6 +27,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Look at, check and move checkpoints; see what this machine can do.",
 )
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version and exit", callback=_tell_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options that stand before any command."""
+
+
 app.command()(listing.ls)
 app.command()(listing.show)
 app.command()(checking.verify)

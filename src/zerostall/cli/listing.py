@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 
 import msgspec
 
 from zerostall.cli.agent import report_of_node
 from zerostall.cli.arguments import Json, NewestStep, Only, Step, Where, place
 from zerostall.cli.output import emit_json, emit_table, say, size
+from zerostall.core import matching
 from zerostall.core.contents import Content
 from zerostall.core.leaves import Leaf
 from zerostall.core.manifest import RunFacts
+from zerostall.core.matching import Selection
 from zerostall.errors import SnapshotNotFoundError, ZerostallError
 from zerostall.flow import catalog, inspection
 from zerostall.flow.inspection import RankContents, StepContents
@@ -199,7 +200,7 @@ def show(
 def _shown(
     where: str, found: StepContents, facts: RunFacts | None, held: _Held | None, only: Sequence[str] | None
 ) -> Shown:
-    manifest = found.manifest
+    manifest, selection = found.manifest, _selection(found, only)
     home = _home(where)
     return Shown(
         where=place(where),
@@ -212,14 +213,19 @@ def _shown(
         pinned=found.pinned,
         created=manifest.created,
         tiers=(home, *(held.tiers if held is not None else ())),
-        ranks=tuple(_shown_rank(rank, only) for rank in found.ranks),
+        ranks=tuple(_shown_rank(rank, selection) for rank in found.ranks),
     )
 
 
-def _shown_rank(rank: RankContents, only: Sequence[str] | None) -> ShownRank:
-    def chosen(name: str) -> bool:
-        return only is None or not only or any(fnmatchcase(name, glob) for glob in only)
+def _selection(found: StepContents, only: Sequence[str] | None) -> Selection:
+    """What is asked for. ValueError for a pattern that fits no name."""
+    selection = matching.select(only or None)
+    matching.insist_on_use(selection, [one.name for rank in found.ranks for one in (*rank.tensors, *rank.values)])
+    return selection
 
+
+def _shown_rank(rank: RankContents, selection: Selection) -> ShownRank:
+    chosen = selection.takes
     record = rank.record
     return ShownRank(
         rank=record.rank,
