@@ -10,7 +10,8 @@ import pytest
 from images import HandMade, make_layout, replica_of
 from zerostall import native
 from zerostall.core.layout import CHUNK
-from zerostall.errors import CorruptError, SnapshotNotFoundError
+from zerostall.errors import CorruptError, SnapshotNotFoundError, StorageError
+from zerostall.tiers import files
 from zerostall.tiers.lone_images import LoneImages
 
 LAYOUT = make_layout(CHUNK + 12345)
@@ -49,6 +50,19 @@ def test_what_is_put_is_found_again_checked_and_evicted(tmp_path: Path) -> None:
     images.evict(5, replica)
     with pytest.raises(SnapshotNotFoundError):
         images.open(replica)
+
+
+def test_an_image_stays_where_there_is_no_room_for_another_of_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = LoneImages(tmp_path, native.Pool("disk", 1))
+    before, again = HandMade(LAYOUT, 5), HandMade(LAYOUT, 5, seed=50)
+    images.put(before.image, replica_of(before))
+    monkeypatch.setattr(files, "free_bytes", lambda where: LAYOUT.nbytes - 1)
+    with pytest.raises(StorageError):
+        images.put(again.image, replica_of(again))
+    assert images.replicas() == [replica_of(before)]
+    images.open(replica_of(before))
 
 
 def test_what_was_not_finished_or_is_damaged_is_removed(tmp_path: Path) -> None:

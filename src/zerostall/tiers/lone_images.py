@@ -21,7 +21,15 @@ from zerostall.core import steps as names
 from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError
 from zerostall.tiers.contract import Stored
 from zerostall.tiers.disk import DiskTier
-from zerostall.tiers.files import discard, fsync_folder, read_file, remove_tree, storage_errors, write_whole
+from zerostall.tiers.files import (
+    discard,
+    fsync_folder,
+    read_file,
+    remove_tree,
+    require_room,
+    storage_errors,
+    write_whole,
+)
 from zerostall.tiers.image_reads import read_image
 
 if TYPE_CHECKING:
@@ -73,9 +81,13 @@ class LoneImages:
         """Store the image durably; it is there when this returns.
 
         Raises:
-            StorageError: the disk refuses. Nothing of it is left then.
+            StorageError: the disk refuses. Nothing of it is left then. Another image of that step stays where there is
+                no room for both.
         """
         folder = self._folder(replica.step)
+        if (folder / names.REPLICA).exists():
+            with storage_errors(folder, f"step {replica.step}", replica.nbytes):
+                require_room(self.where, replica.nbytes)
         self.evict(replica.step)
         try:
             self._disk.put(image)
