@@ -126,6 +126,17 @@ def test_the_rest_is_told_by_what_was_read_for_it_not_by_what_others_have_read_s
     assert rest is None or not rest.still.same()
 
 
+def test_values_are_put_into_words_once_for_all_saves_of_a_rest_and_anew_after_it() -> None:
+    job = Job()
+    state = job.state()
+    survey, rest = at_rest(state)
+    said = rest.values.encode()
+    assert rest.values.again().encode() is said
+    job.optimizer.param_groups[0]["lr"] = 0.25
+    changed = state.values(survey).encode()
+    assert changed is not said and bytes(changed) != bytes(said)
+
+
 def test_devices_that_come_up_while_a_state_rests_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     _, rest = at_rest(Job().state())
     drawn = torch.ones(16, dtype=torch.uint8)
