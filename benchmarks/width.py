@@ -136,12 +136,11 @@ def page(options: argparse.Namespace, ended: dict[str, str]) -> Path:
         except FileNotFoundError:
             report.notes.append(f"{part.name}: {ended.get(part.name) or 'not run'}")
             continue
-        columns = len(report.columns) - 1
-        for row in facts["rows"]:
-            cells = row if len(row) == columns else [row[0], facts["columns"][1], ", ".join(row[1:])]
-            if len(row) > columns:
-                cells = [row[0], "; ".join(facts["columns"][1:]), "; ".join(row[1:])]
-            report.rows.append((part.name, *cells))
+        _, *others = facts["columns"]
+        for first, *rest in facts["rows"]:
+            if others != ["what", "measured"]:  # one of its columns after another
+                rest = ["; ".join(others), "; ".join(rest)]
+            report.rows.append((part.name, first, *rest))
         report.goals |= {f"{part.name}: {goal}": reached for goal, reached in facts["goals"].items()}
         report.samples |= {f"{part.name}: {name}": samples for name, samples in facts["samples"].items()}
         report.notes.append(f"{part.name}: `{facts['command']}`, {facts['date']} {ended.get(part.name, '')}".rstrip())
