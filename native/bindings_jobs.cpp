@@ -39,7 +39,8 @@ struct CaptureOrder {
                                  std::pair<uint64_t, uint64_t> sampling) const {
     auto& tensors = nb::cast<zs::Tensors&>(sources);
     if (!tensors.refresh().empty()) return nullptr;
-    zs::Arrays arrays = tensors.sources();
+    zs::Room room = plan->take_room();
+    zs::Arrays arrays = tensors.sources(std::move(room.addresses));
     const auto& workers = nb::cast<const zs::Pool&>(pool);
     std::vector<nb::object> keep{pool, sources};
     std::vector<zs::Training> trainings = trainings_of(streams, &keep);
@@ -48,7 +49,7 @@ struct CaptureOrder {
         [&] {
           return zs::Capture::begin(workers, plan, std::move(arrays), pointer<std::byte>(image), at_once,
                                     announce, std::move(trainings), forecast ? zs::kForecast : UINT64_MAX,
-                                    true, {sampling.first, sampling.second});
+                                    true, {sampling.first, sampling.second}, 0, std::move(room));
         },
         at_once->size() < kBrief);
     if (busy != 0) __atomic_store_n(pointer<uint8_t>(busy), uint8_t{1}, __ATOMIC_RELAXED);

@@ -18,7 +18,7 @@ constexpr uint64_t kWarm = 128 << 10;  // shorter ones afterwards, from a cache 
 std::shared_ptr<Capture> Capture::begin(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sources,
                                         std::byte* image, const Pieces& pieces, int announce,
                                         std::vector<Training> trainings, uint64_t ahead, bool held,
-                                        Sampling sampling, CUdeviceptr peer) {
+                                        Sampling sampling, CUdeviceptr peer, Room room) {
   check(*plan, sources, trainings);
   std::shared_ptr<const AtOnce> at_once = plan->at_once(sources, pieces);
   std::vector<Drain> drains;
@@ -28,7 +28,7 @@ std::shared_ptr<Capture> Capture::begin(const Pool& pool, std::shared_ptr<const 
     if (drain.lane->coming != 0) drains.push_back(std::move(drain));
   }
   std::shared_ptr<Capture> capture(new Capture(pool, std::move(plan), std::move(sources), image,
-                                               std::move(at_once), std::move(drains), peer));
+                                               std::move(at_once), std::move(drains), peer, std::move(room)));
   capture->announce_to(announce);
   try {
     capture->start_lanes();
@@ -61,20 +61,24 @@ uint64_t parts_of(const Drains& drains) {
 }  // namespace
 
 Capture::Capture(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sources, std::byte* image,
-                 std::shared_ptr<const AtOnce> at_once, std::vector<Drain> drains, CUdeviceptr peer)
+                 std::shared_ptr<const AtOnce> at_once, std::vector<Drain> drains, CUdeviceptr peer,
+                 Room room)
     : Job(pool.workers(), plan->chunks() + parts_of(drains), parts_of(drains)),
       plan_(std::move(plan)),
       sources_(std::move(sources)),
       at_once_(std::move(at_once)),
       image_(image),
       peer_(peer),
-      checksums_(plan_->chunks()),
+      checksums_(std::move(room.checksums)),
       drains_(std::move(drains)),
       arriving_(parts_of(drains_)),
       threads_(pool.threads()),
       unreleased_(plan_->chunks()) {
+  checksums_.assign(plan_->chunks(), 0);
   if (drains_.empty()) return;
-  missing_ = std::make_unique<std::atomic<uint32_t>[]>(plan_->chunks());
+  missing_ = std::move(room.missing);
+  if (!missing_) missing_ = std::make_unique<std::atomic<uint32_t>[]>(plan_->chunks());
+  for (uint64_t k = 0; k < plan_->chunks(); ++k) missing_[k].store(0, std::memory_order_relaxed);
   for (const Drain& drain : drains_)
     for (const Route::Part& part : drain.route->parts) {
       std::atomic<uint32_t>& missing = missing_[part.chunk];  // the host's, and one for each lane
@@ -82,7 +86,9 @@ Capture::Capture(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sour
     }
 }
 
-Capture::~Capture() = default;
+Capture::~Capture() {
+  plan_->give_back({std::move(sources_.data), std::move(checksums_), std::move(missing_)});
+}
 
 void Capture::copy_at_once() {
   if (at_once_->tiny_bytes != 0) {

@@ -72,7 +72,8 @@ class Capture final : public Job, private Landing {
   static std::shared_ptr<Capture> begin(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sources,
                                         std::byte* image, const Pieces& at_once, int announce = -1,
                                         std::vector<Training> trainings = {}, uint64_t ahead = UINT64_MAX,
-                                        bool held = false, Sampling sampling = {}, CUdeviceptr peer = 0);
+                                        bool held = false, Sampling sampling = {}, CUdeviceptr peer = 0,
+                                        Room room = {});
   ~Capture() override;
   // Lets the pool's threads begin, a moment later. Where devices have a part in it their threads, which are
   // awake anyway, let them, and this costs nothing.
@@ -144,7 +145,7 @@ class Capture final : public Job, private Landing {
     std::vector<size_t> firsts;  // by part, as the lane was at first: its first copy
   };
   Capture(const Pool& pool, std::shared_ptr<const Plan> plan, Arrays sources, std::byte* image,
-          std::shared_ptr<const AtOnce> at_once, std::vector<Drain> drains, CUdeviceptr peer);
+          std::shared_ptr<const AtOnce> at_once, std::vector<Drain> drains, CUdeviceptr peer, Room room);
   static void check(const Plan& plan, const Arrays& sources, std::span<const Training> trainings);
   static Drain drain_of(const Plan& plan, const Arrays& sources, std::byte* image, const AtOnce& at_once,
                         Training training, uint64_t ahead, CUdeviceptr peer);

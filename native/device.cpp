@@ -25,9 +25,10 @@ constexpr auto kDoubt =
 // Parts in flight that a guard could still have moved aside: some milliseconds of work, so that the stream
 // never runs dry.
 constexpr size_t kInFlight = 16;
-// One part a look, for training launches just then, and must get its turn with the driver. And one mark a
-// part: only at a mark does a copy of training's own, of a loss that it reads, get in between.
-//
+// Parts by one call and with one mark, one call a look: training launches just then, and must get its turn
+// with the driver. Only at a mark does a copy of training's own, of a loss that it reads, get in between: so
+// where training does not wait for the drain, each part has its own. Where it does, fewer are quicker.
+constexpr size_t kAtATime = 4;
 // The driver's queue holds about a thousand calls. One more waits, with the driver's lock, until something in
 // it is through, and all who launch wait behind it.
 constexpr size_t kMostCalls = 768;
@@ -325,10 +326,12 @@ bool Device::turn(std::unique_lock<std::mutex>& lock) {
     prepare(*lane);
     look_at_sources(*lane);
     size_t most = std::max<uint64_t>(lane->ahead, lane->landed + kInFlight);
-    most = std::min(most, lane->parts.size());
+    // Twice as fast as they land, so that few calls meet the launches of training in any moment, and a guard
+    // half way finds nothing left to do.
+    most = std::min({most, 2 * lane->landed + kInFlight, lane->parts.size()});
     if (lane->held) most = std::min(most, lane->kept_from);
     if (lane->queued < most && (lane->calls_in_flight < kMostCalls || lane->queued == lane->landed)) {
-      queue(*lane, 1);
+      queue(*lane, std::min(lane->forecast ? 1 : kAtATime, most - lane->queued));
     } else if (!moved) {
       const CUresult state = doubt();
       if (state != CUDA_SUCCESS) lane->queued = lane->landed;  // a dead stream brings nothing any more

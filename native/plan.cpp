@@ -26,6 +26,7 @@ Plan::Plan(uint64_t nbytes, std::string header, uint64_t chunk_bytes, std::vecto
       throw Error(Kind::usage, "piece " + std::to_string(k) + " ends beyond the image");
     at = offsets_[k] + sizes_[k];
   }
+  rooms_.reserve(kRooms);
   in_chunk_.reserve(chunks());
   size_t first = 0, last = 0;
   for (uint64_t chunk = 0; chunk < chunks(); ++chunk) {
@@ -52,6 +53,19 @@ std::shared_ptr<const AtOnce> Plan::at_once(const Arrays& arrays, const Pieces& 
   const std::lock_guard lock(mutex_);
   if (!at_once_ || !at_once_->is_of(arrays, pieces)) at_once_ = AtOnce::make(*this, arrays, pieces);
   return at_once_;
+}
+
+Room Plan::take_room() const {
+  const std::lock_guard lock(mutex_);
+  if (rooms_.empty()) return {};
+  Room room = std::move(rooms_.back());
+  rooms_.pop_back();
+  return room;
+}
+
+void Plan::give_back(Room room) const noexcept {
+  const std::lock_guard lock(mutex_);
+  if (rooms_.size() < rooms_.capacity()) rooms_.push_back(std::move(room));
 }
 
 void Plan::check(const std::shared_ptr<const std::vector<Geometry>>& geometries) const {

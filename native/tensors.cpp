@@ -359,23 +359,24 @@ std::vector<uint64_t> Tensors::pointers() const {
   return result;
 }
 
-Arrays Tensors::arrays() const {
+Arrays Tensors::arrays(std::vector<std::byte*> room) const {
   if (!misfits_.empty())
     throw Error(Kind::usage, "tensor " + std::to_string(misfits_.front()) +
                                  " is no longer what it was: make Tensors anew");
   if (elsewhere_)
     throw Error(Kind::capability,
                 "tensor " + std::to_string(*elsewhere_) + " is neither in host memory nor on a CUDA device");
-  return {data_, geometries_, places_};
+  room.assign(data_.begin(), data_.end());
+  return {std::move(room), geometries_, places_};
 }
 
-Arrays Tensors::sources() const {
-  return arrays();
+Arrays Tensors::sources(std::vector<std::byte*> room) const {
+  return arrays(std::move(room));
 }
 
 Arrays Tensors::targets() const {
   if (read_only_) throw Error(Kind::usage, "tensor " + std::to_string(*read_only_) + " is read-only");
-  return arrays();
+  return arrays({});
 }
 
 }  // namespace zs

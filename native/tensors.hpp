@@ -47,7 +47,7 @@ class Tensors {
 
   // As refresh() saw them. Throws where it found a misfit, where memory is neither the host's nor a CUDA
   // device's, or is read-only.
-  Arrays sources() const;
+  Arrays sources(std::vector<std::byte*> room = {}) const;  // `room`: where the addresses may lie
   Arrays targets() const;
 
  private:
@@ -85,7 +85,7 @@ class Tensors {
   bool hold_twin(size_t index);
   bool moved_alone(size_t index, bool exchanges) const;
   bool exchanged(size_t index) const;
-  Arrays arrays() const;
+  Arrays arrays(std::vector<std::byte*> room) const;
   void drop() noexcept;
 
   std::vector<Entry> entries_;
