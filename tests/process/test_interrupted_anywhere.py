@@ -26,7 +26,7 @@ from zerostall.trainer import captures
 pytestmark = pytest.mark.usefixtures("own_agent")
 
 _LOOKS = ("RESUME", "CALL", "JUMP_BACKWARD")  # after these CPython sees to signals
-_SAVE = {f"{name}.py" for name in ("captures", "checkpointer", "guard", "ledger", "memory", "saves", "sealer")}
+_SAVE = {f"{name}.py" for name in ("captures", "checkpointer", "guard", "ledger", "memory", "saves", "sealer", "tears")}
 _BEGIN = {f"{name}.py" for name in ("checkpointer", "estate", "preemption", "sealer")}
 _MAKE = _BEGIN | {f"{name}.py" for name in ("guard", "joining", "link", "mappings", "saves")}
 _LIMIT = 5000
@@ -110,7 +110,26 @@ def test_a_save_interrupted_anywhere_costs_no_later_one(
         assert (state["w"] == kept).all()
 
 
-def _free(condition: threading.Condition) -> bool:
+def test_a_guard_interrupted_anywhere_costs_no_later_save(where: Path) -> None:
+    """Where all has been read, and it looks for tears alone: what it does that for is the same for all saves."""
+    state = tensors(1, 50)
+    with zerostall.Checkpointer(where, state=state, when_busy="wait", rng=False) as ckpt:
+        saves = ckpt._saves
+        step, place, found = 0, 0, True
+        while found and place < _LIMIT:
+            step, place = step + 1, place + 1
+            ckpt.save(step)
+            assert saves.guard.flight is not None
+            saves.guard.flight.taken.capture.wait(None)
+            interrupt = _Interrupt(_SAVE, place)
+            found = interrupt.run(saves.guard.protect)
+            assert _free(saves._looking), interrupt.where
+            change(state["w"])
+        assert 5 < place < _LIMIT
+        ckpt.save(step + 1).wait()
+
+
+def _free(condition: threading.Condition | threading.Lock) -> bool:
     """Whether other threads can have it."""
     got: list[bool] = []
 

@@ -156,6 +156,12 @@ def test_a_class_that_was_moved_goes_on_and_one_that_was_renamed_where_that_is_s
     assert all("trail" in state for state in optimizer.state.values())
 
 
+def test_what_a_class_stands_for_may_be_of_any_type() -> None:
+    here = Fields(("my.Steps", "torch.optim.sgd.SGD"), frozenset({"lr", "milestones", "looks"}))
+    fixed: dict[str, object] = {"milestones": [1, 2], "looks": {"at": set()}}
+    assert compare(Fields(), here, [{"lr": 0.1, "milestones": [3], "looks": {}}], fixed).fits
+
+
 def test_options_of_schedulers_and_of_the_users_own_are_no_difference() -> None:
     def make(params: list) -> torch.optim.Optimizer:
         optimizer = torch.optim.SGD([{"params": params, "share": 0.5}], lr=0.1)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
 HOW = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Options that say how a step is computed, and not what."""
@@ -56,7 +56,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def compare(
-    stored: Fields, here: Fields, options: Iterable[Mapping[str, object]], fixed: Mapping[str, object]
+    stored: Fields, here: Fields, options: Sequence[Mapping[str, object]], fixed: Mapping[str, object]
 ) -> Verdict:
     """Decide whether `here` can go on with what `stored` had kept.
 
@@ -68,8 +68,9 @@ def compare(
     if stored.name == here.name:
         return Verdict(True)
     for key, value in fixed.items():
-        others = {group[key] for group in options if isinstance(group.get(key), bool)} - {value}
-        if isinstance(value, bool) and key not in HOW and others:
+        if not isinstance(value, bool) or key in HOW:
+            continue  # others need not even be hashable
+        if any(isinstance(group.get(key), bool) and group[key] != value for group in options):
             return Verdict(False, f"{title}: {key} is {value} in that class, and {not value} is stored")
     kin = _kin(stored.lineage, here.lineage)
     if kin and _bare(stored.name) != _bare(here.name):

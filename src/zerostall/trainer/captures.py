@@ -38,6 +38,7 @@ _BUSY_SECONDS = 480.0  # less than the ten minutes that other ranks wait for thi
 _SAID_SECONDS = 30.0
 _LEASE_SECONDS = 120.0
 _NO_AGENT_SECONDS = 60.0
+_GONE = "the agent has gone, and the memory that it lent with it"
 STRETCH = 4 * CHUNK
 _OnDevices = tuple[Sequence[tuple[native.Device, int]], bool, tuple[int, int]]
 _ON_NONE: _OnDevices = ((), False, (0, 0))
@@ -184,7 +185,9 @@ class Captures:
 
     def _begin(self, survey: Survey, slot: int) -> Taken:
         memory, sources, order = self._shelf.memory, self._sources, self._order
-        assert memory is not None and sources is not None
+        if memory is None:  # since the slot was taken
+            raise AgentError(_GONE)
+        assert sources is not None
         self._judge(survey, sources)
         if order is None or self._lockers.wanted:
             return self._begin_otherwise(survey, slot, memory, sources)
@@ -372,7 +375,7 @@ class Captures:
                     )
                 log.warning("save waits for %s", what)
             if self._shelf.memory is None:
-                raise AgentError("the agent has gone, and the memory that it lent with it")
+                raise AgentError(_GONE)
 
 
 class _Changed(Exception):

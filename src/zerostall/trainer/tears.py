@@ -71,15 +71,11 @@ class Tears(msgspec.Struct, eq=False):
 
         Returns what `take_late` would.
         """
-        lock = self.lock
-        lock.acquire()  # not `with`, which would call two functions of Python's
-        try:
+        with self.lock:  # not `acquire`, after which Ctrl-C may be raised: all later saves would wait for the lock
             if not self.final:
                 self._look()
             late, self._late = self._late, None
             return late or []
-        finally:
-            lock.release()
 
     def look_again(self) -> bool:
         """Look for the last time if nothing can be under way any more; whether the finding is final now."""
