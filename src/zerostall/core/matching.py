@@ -52,13 +52,22 @@ class Selection(msgspec.Struct, frozen=True):
     never: tuple[Glob, ...] = ()
     rename: tuple[tuple[re.Pattern[str], str], ...] = ()
 
+    @property
+    def everything(self) -> bool:
+        """Whether there is no name that it does not take."""
+        return self.only is None and not self.never
+
     def takes(self, name: str) -> bool:
         """Return whether this name of the target is asked for."""
+        if self.everything:
+            return True
         wanted = self.only is None or any(glob.fits(name) for glob in self.only)
         return wanted and not any(glob.fits(name) for glob in self.never)
 
     def takes_part(self, name: str) -> bool:
         """Return whether a whole part is asked for: `ema`, `ema*` and `ema.*` all ask for `ema`."""
+        if self.everything:
+            return True
         texts = (name, name + ".")
         asked = self.only is None or any(glob.fits(text) for glob in self.only for text in texts)
         return asked and not any(glob.fits(text) for glob in self.never for text in texts)
@@ -159,7 +168,10 @@ def match(
     insist_on_strict(strict)
     selection = select(only, rename)
     insist_on_use(selection, wanted)
-    chosen = {name: selection.stored_name(name) for name in wanted if selection.takes(name)}
+    if selection.everything and not selection.rename:
+        chosen = {name: name for name in wanted}
+    else:
+        chosen = {name: selection.stored_name(name) for name in wanted if selection.takes(name)}
     if not chosen and only is not None:
         raise ValueError("only= leaves nothing to restore")
     found = {name: target for name, target in chosen.items() if target in stored}

@@ -32,6 +32,7 @@ class Aim:
         different: name -> what differs, in words.
         warnings: what is told and does not stop a restore.
         replaced: name -> the array that takes a read-only one's place.
+        places: of each tensor that the walk has found, by its id, where it is.
         lenient: what fits is restored and what does not is told.
     """
 
@@ -50,6 +51,8 @@ class Aim:
         self.different: dict[str, str] = {}
         self.warnings: list[str] = []
         self.replaced: dict[str, Holder] = {}
+        self._leaves = walk.leaves  # their ids stay theirs for as long as they live
+        self.places = {id(leaf.holder): leaf.where for leaf in walk.leaves}
         self._live = {leaf.name: leaf.holder for leaf in reversed(walk.leaves)}
         self._used: set[str] = set()
         self._made: dict[str, torch.Tensor] = {}
@@ -101,7 +104,7 @@ class Aim:
         if (
             holder is None
             or tensors.dtype_name(holder) != self.stored.dtype(name)
-            or tuple(holder.shape) != self.stored.shape(name)
+            or holder.shape != self.stored.shape(name)
         ):
             holder = self._make(name, device)
         self.direct.append((name, holder))

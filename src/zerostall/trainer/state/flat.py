@@ -92,6 +92,8 @@ class UnfitError(Exception):
 
 def members_of(flats: Mapping[int, list[FlatShard]], params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """What an optimizer holds, with the parameters in the place of flat ones, which are known by their ids."""
+    if not flats:
+        return list(params)
     return [member for param in params for member in flats.get(id(param), (param,))]
 
 

@@ -9,7 +9,7 @@ from zerostall.errors import MismatchError
 from zerostall.trainer.state import tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from zerostall.trainer.state.returning import Rest
     from zerostall.trainer.state.tensors import Geometry, Holder
@@ -25,8 +25,9 @@ class HalfWritten:
     def __init__(self) -> None:
         self._places: set[Geometry] = set()
 
-    def add(self, holders: Iterable[Holder]) -> None:
-        self._places.update(place for place in map(tensors.geometry, holders) if place.count)
+    def add(self, holders: Iterable[Holder], places: Mapping[int, Geometry]) -> None:
+        """Note that these are written into; `places` as for `tensors.geometries`."""
+        self._places.update(place for place in tensors.geometries(holders, places) if 0 not in place.shape)
 
     @contextlib.contextmanager
     def comparing(self) -> Iterator[None]:

@@ -40,7 +40,7 @@ def read_only(pairs: Iterable[tuple[str, Holder]]) -> dict[str, str]:
 
 def _is_lent(own: Holder) -> bool:
     """Return whether somebody else's memory may be behind it: what torch has from its allocator can be resized."""
-    return not (isinstance(own, torch.Tensor) and (own.device.type != "cpu" or own.untyped_storage().resizable()))
+    return not (isinstance(own, torch.Tensor) and (not own.is_cpu or own.untyped_storage().resizable()))
 
 
 def _read_only_stretches() -> tuple[list[int], list[int]]:

@@ -54,6 +54,9 @@ def unmarked(roots: dict[str, object]) -> tuple[dict[str, object], Callable[[str
     patterns = [(value.pattern(name), value.owner) for name, value in roots.items() if isinstance(value, RankLocal)]
     plain = {name: value.value if isinstance(value, RankLocal) else value for name, value in roots.items()}
 
+    if not patterns:
+        return plain, lambda name: None
+
     def marked(name: str) -> str | None:
         return next((owner for pattern, owner in patterns if pattern.fullmatch(name)), None)
 

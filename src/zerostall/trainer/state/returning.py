@@ -142,7 +142,7 @@ def aim(
     """Decide where everything goes; see `State.targets`."""
     state = StoredState.read(stored)
     met = _meet(walk, state, asked)
-    planned = writes.plan(state, met.pairs)
+    planned = writes.plan(state, met.pairs, met.target.places)
     entries = sorted(planned.targets)
     rest = met.rest(planned.refused, rng=rng)
     return Targets(entries, [planned.targets[index] for index in entries], planned.copies, state, planned, rest)

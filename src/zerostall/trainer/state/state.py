@@ -318,6 +318,10 @@ class State:
             StateError: something here cannot be restored at all.
             ValueError: `only` or `rename` fits nothing.
         """
+        with _no_collection():
+            return self._targets(stored, asked)
+
+    def _targets(self, stored: Stored, asked: Asked) -> Targets:
         walk = self._walk(self._roots)
         if asked.meta_to is None or not walk.meta:
             return self._aimed(walk, stored, asked)
@@ -382,7 +386,7 @@ class State:
 
     def about_to_write(self, to: Targets | Landings) -> None:
         """Bytes go there from now on. Where that fails, another step must fill all of it."""
-        self._half.add(to.written())
+        self._half.add(to.written(), to.rest.aim.places)
 
     def finish(self, landings: Landings) -> RestoreReport:
         """Put back all that is not written byte by byte; every byte has landed."""

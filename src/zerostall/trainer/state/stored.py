@@ -15,7 +15,7 @@ from zerostall.trainer.state import refs
 from zerostall.trainer.state.aliasing import DISTINCT
 
 if TYPE_CHECKING:
-    from zerostall.core.layout import Layout, View
+    from zerostall.core.layout import Entry, Layout, View
     from zerostall.core.values import Document
     from zerostall.tiers.contract import Stored
 
@@ -72,6 +72,8 @@ class StoredState:
     refused: dict[str, str] = field(default_factory=dict)
     entries: dict[str, int] = field(default_factory=dict)
     views: dict[str, View] = field(default_factory=dict)
+    _named: list[str] = field(default_factory=list)
+    _of: dict[str, Entry | View] = field(default_factory=dict)
 
     @staticmethod
     def read(stored: Stored) -> StoredState:
@@ -89,25 +91,24 @@ class StoredState:
         """Find entries and views by name."""
         self.entries.update((entry.name, index) for index, entry in enumerate(self.layout.entries))
         self.views.update((view.name, view) for view in self.layout.views)
+        self._of = {entry.name: entry for entry in self.layout.entries} | self.views
+        self._named = [name for name in self.entries if not name.endswith(DISTINCT)]
+        self._named.extend(self.views)
 
     def __contains__(self, name: str) -> bool:
         return name in self.entries or name in self.views
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of the tensor of that name. KeyError where there is none."""
-        view = self.views.get(name)
-        return view.shape if view is not None else self.layout.entries[self.entries[name]].shape
+        return self._of[name].shape
 
     def dtype(self, name: str) -> str:
         """Name of its data type. KeyError where there is none."""
-        view = self.views.get(name)
-        return view.dtype if view is not None else self.layout.entries[self.entries[name]].dtype
+        return self._of[name].dtype
 
     def names(self) -> list[str]:
         """Every name a user gave; not those made for expanded tensors."""
-        named = [entry.name for entry in self.layout.entries if not entry.name.endswith(DISTINCT)]
-        named.extend(self.views)
-        return named
+        return self._named
 
     def below(self, name: str) -> list[str]:
         """Names of the tensors below a part of that name."""

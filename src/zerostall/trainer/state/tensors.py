@@ -16,6 +16,8 @@ from zerostall.errors import CapabilityError
 from zerostall.trainer.state.flat import FlatShard
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     import numpy
 
 
@@ -159,6 +161,28 @@ def geometry(holder: Holder) -> Geometry:
     return Geometry(storage, start, holder.dtype.name, size, holder.shape, tuple(s // size for s in holder.strides))
 
 
+def ordinary(holder: Holder) -> Geometry | None:
+    """Describe an ordinary tensor, which can be stored as it is; None for all that `problem` must be asked about."""
+    if type(holder) not in _PLAIN:
+        return None
+    tensor = cast("torch.Tensor", holder)
+    dtype = tensor.dtype
+    name = DTYPE_NAMES.get(dtype)  # which no quantized tensor has
+    if name is None or tensor.is_nested or tensor.layout is not torch.strided or is_flat(tensor):
+        return None
+    if tensor.is_conj() or tensor.is_neg() or not (tensor.is_cuda or tensor.is_cpu):
+        return None
+    shape, storage = tuple(tensor.shape), tensor.untyped_storage()
+    if 0 in shape or storage.nbytes() == 0:
+        return None
+    return Geometry(storage.data_ptr(), tensor.data_ptr(), name, dtype.itemsize, shape, tensor.stride())
+
+
+def geometries(holders: Iterable[Holder], places: Mapping[int, Geometry]) -> list[Geometry]:
+    """Describe each of these; `places` tells what is known of some, by their ids."""
+    return [places.get(id(holder)) or geometry(holder) for holder in holders]
+
+
 FLAT = "is a flat parameter of FSDP: the FullyShardedDataParallel that it belongs to must be given, too, as a module"
 
 
@@ -180,6 +204,8 @@ def is_distributed(value: object) -> bool:
 
 def own(holder: Holder) -> Holder:
     """Return what of a tensor is in this process: of a distributed one its local tensor, else itself."""
+    if type(holder) in _PLAIN:
+        return holder
     return holder._local_tensor if is_distributed(holder) else holder  # type: ignore[union-attr]
 
 
@@ -261,7 +287,7 @@ def flattens(tensor: torch.Tensor) -> bool:
 
 def is_plain(holder: Holder) -> bool:
     """Return whether it is one run of elements on each rank, and not made of tensors within it."""
-    return not isinstance(holder, torch.Tensor) or type(holder) in _PLAIN or is_distributed(holder)
+    return type(holder) in _PLAIN or not isinstance(holder, torch.Tensor) or is_distributed(holder)
 
 
 def on_device(holder: Holder) -> bool:

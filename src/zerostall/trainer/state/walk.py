@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, cast
 
 import msgspec
 import torch
@@ -91,7 +91,7 @@ class Part(Protocol):
     def accept(self, landing: Landing) -> None: ...
 
 
-class Leaf(msgspec.Struct, frozen=True):
+class Leaf(msgspec.Struct, frozen=True, gc=False):
     """A tensor or array found.
 
     Attributes:
@@ -141,7 +141,7 @@ class Walk:
         kinds: classes of the modules that are asked for their tensors.
         optimizers: those whose step hooks guard their tensors.
         guarded: ids of the tensors that only an optimizer's step changes.
-        labels: id of a parameter -> its names, each as (the root module's name, the path behind it).
+        labels: id of a parameter -> its names, each as (the root module's name, what stands behind it).
         hooked: ids of the optimizers whose steps call the guard.
         fresh: names of tensors that are other objects at every look, so that what is read of them is kept aside.
         choice: what of it all is saved.
@@ -169,7 +169,7 @@ class Walk:
     kinds: set[type] = field(default_factory=set)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     guarded: set[int] = field(default_factory=set)
-    labels: dict[int, list[tuple[str, tuple[str, ...]]]] = field(default_factory=dict)
+    labels: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
     problems: list[tuple[str, str]] = field(default_factory=list)
     meta: dict[str, torch.Tensor] = field(default_factory=dict)
     choice: Choice = field(default_factory=Choice)
@@ -239,6 +239,25 @@ class Walk:
         """Take in a tensor or array; return what stands for it among the values, None where it cannot be stored."""
         return self._tensor(name, holder, id(holder), isinstance(holder, torch.Tensor) and holder.requires_grad)
 
+    def ordinary(self, name: str, holder: Holder) -> bool:
+        """Take in an ordinary tensor that nothing among the values stands for; False where it is another: see `tensor`.
+
+        Nearly all are such, and there are many.
+        """
+        where = tensors.ordinary(holder)
+        if where is not None:
+            owner = id(holder)
+            whose = self._whose(name, holder, owner)
+            trainable = cast("torch.Tensor", holder).requires_grad
+            self.leaves.append(Leaf(name, holder, where, owner, trainable, whose, self.leading))
+        return where is not None
+
+    def _whose(self, name: str, holder: Holder, owner: int) -> str | None:
+        whose = self.rank_local(name) if self.inheriting is None else self.inheriting
+        if whose is not None:
+            whose = self.owned[owner] = whose or holders_of(holder)
+        return whose
+
     def _tensor(self, name: str, holder: Holder, owner: int, trainable: bool) -> Ref | None:
         why = tensors.problem(holder)
         if why is not None:
@@ -247,9 +266,7 @@ class Walk:
                 self.meta[name] = holder
             return None
         if tensors.is_plain(holder):
-            whose = self.rank_local(name) if self.inheriting is None else self.inheriting
-            if whose is not None:
-                whose = self.owned[owner] = whose or holders_of(holder)
+            whose = self._whose(name, holder, owner)
             where = tensors.geometry(holder)
             self.leaves.append(Leaf(name, holder, where, owner, trainable, whose, self.leading))
             return TensorRef(name) if isinstance(holder, torch.Tensor) else ArrayRef(name)

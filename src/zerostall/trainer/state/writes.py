@@ -17,7 +17,7 @@ from zerostall.trainer.state import tensors
 from zerostall.trainer.state.aliasing import contiguous_strides
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from zerostall.trainer.state.stored import StoredState
     from zerostall.trainer.state.tensors import Geometry, Holder
@@ -93,8 +93,11 @@ def read_view(stored: StoredState, image: torch.Tensor, view: View) -> torch.Ten
     return view_of(image[entry.offset : entry.offset + entry.nbytes], view)
 
 
-def plan(stored: StoredState, pairs: Iterable[tuple[str, Holder]]) -> Writes:
-    """Decide how each pair (stored name, target of its shape and type) is written."""
+def plan(stored: StoredState, pairs: Iterable[tuple[str, Holder]], places: Mapping[int, Geometry]) -> Writes:
+    """Decide how each pair (stored name, target of its shape and type) is written.
+
+    `places`: where targets are, by their ids, so far as that is known.
+    """
     writes = Writes()
     aliases: list[tuple[View, Holder]] = []
     for name, target in pairs:
@@ -112,7 +115,7 @@ def plan(stored: StoredState, pairs: Iterable[tuple[str, Holder]]) -> Writes:
             writes.targets[index] = holder
     for view, holder in aliases:
         _plan_view(stored, view, holder, writes)
-    _part_overlaps(stored, writes)
+    _part_overlaps(stored, writes, places)
     return writes
 
 
@@ -186,13 +189,13 @@ def overlaps(placed: Iterable[tuple[Geometry, int]]) -> dict[int, bool]:
     No two of the rest do. In the order in which they are to be copied.
     """
     found: dict[int, bool] = {}
-    groups: dict[int, list[tuple[Geometry, int]]] = {}
-    for where, number in placed:
-        if 0 not in where.shape:
-            groups.setdefault(where.storage, []).append((where, number))
+    first: dict[int, tuple[Geometry, int]] = {}
+    groups: dict[int, list[tuple[Geometry, int]]] = {}  # seldom is memory that of several
+    for one in placed:
+        where = one[0]
+        if 0 not in where.shape and (other := first.setdefault(where.storage, one)) is not one:
+            groups.setdefault(where.storage, [other]).append(one)
     for group in groups.values():
-        if len(group) == 1:
-            continue
         group.sort(key=lambda item: (item[0].start, -item[0].stop))
         widest: Geometry | None = None
         for where, number in group:
@@ -205,9 +208,9 @@ def overlaps(placed: Iterable[tuple[Geometry, int]]) -> dict[int, bool]:
     return found
 
 
-def _part_overlaps(stored: StoredState, writes: Writes) -> None:
+def _part_overlaps(stored: StoredState, writes: Writes, places: Mapping[int, Geometry]) -> None:
     """Take every target that overlaps another out of those written in parallel."""
-    placed = ((tensors.geometry(holder), index) for index, holder in writes.targets.items())
+    placed = zip(tensors.geometries(writes.targets.values(), places), writes.targets, strict=True)
     for index, covered in overlaps(placed).items():
         pair = (entry_view(stored.layout.entries[index]), writes.targets.pop(index))
         (writes.shared if covered else writes.copies).append(pair)

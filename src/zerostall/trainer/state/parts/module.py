@@ -7,6 +7,7 @@ ordinary module. A submodule that changes what `state_dict()` gives (an override
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 from collections import OrderedDict
@@ -49,8 +50,13 @@ def wrapped_as(module: nn.Module) -> str | None:
 
     Told by type: a real child called `module` is no wrapper's.
     """
-    for kind in type(module).__mro__:
-        attribute = _WRAPPERS.get((kind.__module__, kind.__name__))
+    return _wraps(type(module))
+
+
+@functools.cache
+def _wraps(kind: type) -> str | None:
+    for base in kind.__mro__:
+        attribute = _WRAPPERS.get((base.__module__, base.__name__))
         if attribute is not None:
             return attribute
     return None
@@ -89,9 +95,9 @@ class ModulePart:
         self._frozen.clear()
         self._flats.clear()
         self._flat_ones.clear()
-        self._descend(walk, self.module, self.name, (), direct=True)
+        self._descend(walk, self.module, self.name, direct=True)
 
-    def _descend(self, walk: Walk, module: nn.Module, name: str, path: tuple[str, ...], *, direct: bool) -> None:
+    def _descend(self, walk: Walk, module: nn.Module, name: str, *, direct: bool) -> None:
         leading = walk.leading
         while (attribute := wrapped_as(module)) is not None:
             # Its buffers are the first rank's at the next forward, whatever the others have now.
@@ -106,7 +112,8 @@ class ModulePart:
                 hook(module, "", True)  # between passes FSDP may have whole parameters in the place of the sharded ones
         for key, parameter in self._parameters(module).items():
             if parameter is not None:
-                walk.labels.setdefault(id(parameter), []).append((self.name, (*path, key)))
+                below = names.child(name, key)[len(self.name) + 1 :]
+                walk.labels.setdefault(id(parameter), []).append((self.name, below))
         if direct:
             walk.hooks += hooks_of(module)
             walk.kinds.add(type(module))
@@ -121,7 +128,7 @@ class ModulePart:
                 self._take(walk, module, name)
         for key, child in module._modules.items():
             if child is not None:
-                self._descend(walk, child, names.child(name, key), (*path, key), direct=direct)
+                self._descend(walk, child, names.child(name, key), direct=direct)
         walk.leading = leading
 
     def _unflatten(self, walk: Walk, wrapper: nn.Module, name: str) -> None:
@@ -165,6 +172,9 @@ class ModulePart:
                 frozen = held is not module._buffers and not tensor.requires_grad
                 if not self._chosen(walk, full, tensor, frozen=frozen):
                     walk.left_out.append((full, tensor))
+                    continue
+                if walk.ordinary(full, tensor):
+                    self._own.append(full)
                     continue
                 first = len(walk.leaves)
                 ref = walk.tensor(full, tensor)

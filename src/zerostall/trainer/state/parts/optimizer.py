@@ -44,7 +44,7 @@ class OptimizerPart:
         self.name = name
         self.optimizer = optimizer
         self._labels: dict[int, str] = {}
-        self._names: dict[int, list[tuple[str, tuple[str, ...]]]] = {}
+        self._names: dict[int, list[tuple[str, str]]] = {}
         self._lists: list[object] = []
         self._groups: list[GroupRecord] = []
         self._options: list[LiveTree] = []
@@ -131,15 +131,14 @@ class OptimizerPart:
             if tensors.is_flat(param):
                 walk.refuse(self.name, f"holds what {tensors.FLAT}")
             self._names[id(param)] = walk.labels.get(id(param), [])
-            for _, path in self._names[id(param)][:1]:
-                owners.setdefault(names.join(path), set()).add(id(param))
+            for _, bare in self._names[id(param)][:1]:
+                owners.setdefault(bare, set()).add(id(param))
         for number, group in enumerate(self.optimizer.param_groups):
             for index, param in enumerate(self._members(group["params"])):
                 self._labels.setdefault(id(param), f"[{number}][{index}]")
         for key, found in self._names.items():
             if found:
-                root, path = found[0]
-                bare = names.join(path)
+                root, bare = found[0]
                 # Two modules of one optimizer may use the same path: then the module's own name tells them apart.
                 self._labels[key] = bare if len(owners[bare]) == 1 else f"{root}.{bare}"
             elif key not in self._labels:
@@ -166,12 +165,15 @@ class OptimizerPart:
             if not walk.watched or walk.watched[-1] is not state:  # which is that of many where FSDP has made them one
                 walk.watched.append(cast("dict[object, object]", state))
             atoms: list[str] = []
+            on_device = not param.is_cpu
             for key, value in state.items():
                 if not isinstance(value, torch.Tensor):
                     atoms.append(key)
                     continue
-                walk.tensor(names.child(path, key), _slot(param, value))
-                if value.device.type == "cpu" and param.device.type != "cpu":
+                name, slot = names.child(path, key), _slot(param, value)
+                if not walk.ordinary(name, slot):
+                    walk.tensor(name, slot)
+                if on_device and value.is_cpu:
                     host.add(key)
             if atoms:
                 self._atoms.append((label, state, atoms))
@@ -261,6 +263,7 @@ class OptimizerPart:
         taken: set[str] = set()
         aimed = [self.name] if aim.takes_part(self.name) else []
         for group in self.optimizer.param_groups:
+            theirs, merged = None, group
             for param in self._members(group["params"]):
                 known = self._stored_label(aim, slots, param, stored.name)
                 path = self._path(self._labels[id(param)])
@@ -268,11 +271,14 @@ class OptimizerPart:
                 aim.want_value(path + ".", stored=True)
                 if known is not None:
                     taken.add(known)
-                    if aim.takes_part(path):
-                        self._matched[id(param)] = known
-                        aimed.append(path)
-                    if aim.takes_part(path) and self.keeps(param):
-                        self._aim_parameter(aim, record, slots[known], param, {**group, **options.get(known, {})})
+                    if not aim.takes_part(path):
+                        continue
+                    self._matched[id(param)] = known
+                    aimed.append(path)
+                    if self.keeps(param):
+                        if (own := options.get(known)) is not theirs:
+                            theirs, merged = own, {**group, **(own or {})}
+                        self._aim_parameter(aim, record, slots[known], param, path, merged)
         for label, found in slots.items():
             if label not in taken:
                 path = stored.name + label if label.startswith("[") else f"{stored.name}.{label}"
@@ -288,14 +294,20 @@ class OptimizerPart:
             aim.tree(stored, record.extra)
 
     def _aim_parameter(
-        self, aim: Aim, record: OptimizerRecord, found: Slots, param: torch.Tensor, options: Mapping[str, object]
+        self,
+        aim: Aim,
+        record: OptimizerRecord,
+        found: Slots,
+        param: torch.Tensor,
+        path: str,
+        options: Mapping[str, object],
     ) -> None:
-        path = self._path(self._labels[id(param)])
         shape = record.shape(found.label)
         if shape is not None and shape != tuple(param.shape):
             aim.differs(path, f"stored for a parameter of shape {shape}, this one has {tuple(param.shape)}")
             return
-        why = tensors.problem(param)
+        # What the walk has found has passed already; a parameter may be in no module.
+        why = None if id(param) in aim.places else tensors.problem(param)
         if why is not None:
             aim.differs(path, f"the parameter {why}")
             return
@@ -328,9 +340,10 @@ class OptimizerPart:
     def _stored_label(self, aim: Aim, slots: Mapping[str, Slots], param: torch.Tensor, stored_name: str) -> str | None:
         """Find a parameter's label in the checkpoint: by any of its names, renamed, or without wrappers' prefixes."""
         rename = aim.selection.stored_name
-        for root, path in self._names[id(param)]:
-            bare = names.join(path)
-            candidates = [bare, f"{root}.{bare}", rename(f"{root}.{bare}")]
+        for root, bare in self._names[id(param)]:
+            if bare in slots:
+                return bare
+            candidates = [f"{root}.{bare}", rename(f"{root}.{bare}")]
             outer = rename(root) + "."
             if candidates[-1].startswith(outer):
                 candidates.append(candidates[-1][len(outer) :])

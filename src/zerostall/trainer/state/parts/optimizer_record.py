@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 _UNSAID = Fields()
+_HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,8 @@ class Slots:
 
     def state(self, found: Resolver, keys: Sequence[str]) -> object:
         """Return the state as the optimizer holds it, with its keys in this order."""
+        if self.values is None and self.tensors.keys() <= set(keys):  # nearly all: tensors alone
+            return {key: found.holder(self.tensors[key]) for key in keys if key in self.tensors}
         values = resolve({} if self.values is None else self.values, found)
         if not isinstance(values, dict):
             return values
@@ -163,15 +166,17 @@ class OptimizerRecord:
             label, key = _split(name[start:], slots)
             if key is None:
                 raise FormatError(f"{name} is no state of any parameter that {stored.name} knows")
-            slots.setdefault(label, Slots(label)).tensors[key] = name
+            if label not in slots:
+                slots[label] = Slots(label)
+            slots[label].tensors[key] = name
         return slots
 
     def device(self, key: str, group: Mapping[str, object], param: torch.Tensor) -> torch.device:
         """Where torch would keep this state tensor: step counters in host memory, unless a kernel reads them."""
-        on_device = bool(group.get("capturable")) or bool(group.get("fused") and key == "step")
-        if not on_device and (key == "step" or key in self.host):
-            return torch.device("cpu")
-        return param.device
+        counts = key == "step"
+        if not (counts or key in self.host) or group.get("capturable") or (counts and group.get("fused")):
+            return param.device
+        return _HOST
 
 
 def _split(rest: str, slots: Mapping[str, Slots]) -> tuple[str, str | None]:
