@@ -83,5 +83,6 @@ def test_matching_leaves_nothing_unsaid(stored: dict[str, matching.Facts], wante
 
 
 @given(st.text("ab.*?", max_size=8), NAMES)
-def test_globs_are_those_of_the_shell(glob: str, name: str):
-    assert matching.select(glob).takes(name) == fnmatchcase(name, glob)
+def test_globs_are_those_of_the_shell_with_all_below(glob: str, name: str):
+    above = [name[:end] for end, character in enumerate(name) if character == "."]
+    assert matching.select(glob).takes(name) == any(fnmatchcase(one, glob) for one in (name, *above))
