@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import warnings
 from collections.abc import Callable
@@ -10,10 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from state_trip import Saved, load, restore, same, save
 from zerostall.errors import MismatchError
-from zerostall.trainer.state import RestoreReport, State, pages, writes
+from zerostall.trainer.state import RestoreReport, State, pages, tensors, writes
+from zerostall.trainer.state.parts.optimizer_record import Slots
+from zerostall.trainer.state.refs import Resolver
 from zerostall.trainer.state.stored_step import Images
 
 
@@ -118,3 +122,92 @@ def test_targets_that_share_memory_and_were_stored_apart_are_told(how: Callable[
     report = how(save(s=state), s=target)
     assert report.warnings == ("s.y was stored with other bytes than the tensor whose memory it shares here",)
     assert torch.equal(memory[:8], state["x"][:8]) and torch.equal(memory[8:], state["u"])
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize", "ignore:Lazy modules", "ignore:The PyTorch API of nested")
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_what_is_ordinary_is_described_as_all_else_is_and_can_be_stored() -> None:
+    freed, placeholder = torch.rand(4), nn.Parameter(torch.empty(0))
+    freed.untyped_storage().resize_(0)
+    placeholder.ds_shape = (8, 8)  # type: ignore[attr-defined]
+    flat = nn.Parameter(torch.rand(4))
+    flat._is_flat_param = True  # type: ignore[attr-defined]
+    complex_one = torch.rand(2, 3, dtype=torch.complex64)
+    ordinary = [
+        torch.rand(3, 4),
+        nn.Parameter(torch.rand(3, 4).t()),
+        torch.rand(6, 6)[1:3, ::2],
+        torch.rand(1, 3).expand(4, 3),
+        torch.tensor(3.0, dtype=torch.bfloat16),
+        complex_one,
+        torch.zeros(5, dtype=torch.bool),
+    ]
+    for tensor in ordinary:
+        assert tensors.ordinary(tensor) == tensors.geometry(tensor)
+        assert tensors.problem(tensor) is None
+    others = [
+        torch.empty(0, 3),
+        torch.rand(3, 3).to_sparse(),
+        torch.rand(3, 3).to_sparse_csr(),
+        torch.quantize_per_tensor(torch.rand(3), 0.1, 0, torch.qint8),
+        torch.empty(3, device="meta"),
+        nn.LazyLinear(3).weight,
+        complex_one.conj(),
+        complex_one.conj().imag,
+        torch.nested.nested_tensor([torch.rand(2), torch.rand(3)]),
+        torch.nested.nested_tensor([torch.rand(2), torch.rand(3)], layout=torch.jagged),
+        placeholder,
+        freed,
+        flat,
+        np.zeros(3),
+    ]
+    assert [tensors.ordinary(other) for other in others] == [None] * len(others)
+
+
+def test_a_second_restore_goes_where_the_tensors_are_by_then() -> None:
+    module = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(module.parameters())
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    saved = save(m=module, o=optimizer)
+    state = State({"m": module, "o": optimizer}, rng=False)
+    stored = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    moment = optimizer.state[module.weight]["exp_avg"].clone()
+    for _ in range(2):
+        targets = state.targets(saved.stored)
+        state.about_to_write(targets)
+        where = {tensors.geometry(target).start for target in targets.tensors}
+        assert {module.weight.data_ptr(), optimizer.state[module.weight]["exp_avg"].data_ptr()} <= where
+        for parameter in module.parameters():
+            parameter.data = torch.zeros_like(parameter)  # memory of its own
+            optimizer.state[parameter]["exp_avg"] = torch.zeros_like(parameter)
+    restore(saved, m=module, o=optimizer)
+    assert same(dict(module.state_dict()), stored)
+    assert torch.equal(optimizer.state[module.weight]["exp_avg"], moment)
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_garbage_is_collected_after_a_look_as_before_it(on: bool) -> None:
+    state = State({"s": {"w": torch.zeros(3)}}, rng=False)
+    fitting, other = save(s={"w": torch.ones(3)}), save(s={"w": torch.ones(4)})
+    was_on = gc.isenabled()
+    try:
+        (gc.enable if on else gc.disable)()
+        state.targets(fitting.stored)
+        assert gc.isenabled() is on
+        with pytest.raises(MismatchError):
+            state.targets(other.stored)
+        assert gc.isenabled() is on
+    finally:
+        (gc.enable if was_on else gc.disable)()
+
+
+def test_an_optimizers_state_has_its_keys_in_the_order_in_which_it_made_them() -> None:
+    holders = {name: torch.zeros(1) for name in "abc"}
+    found = Resolver(holders.__getitem__)
+    slots = Slots("w", {"step": "c", "exp_avg": "a", "exp_avg_sq": "b"})
+    assert list(slots.state(found, ["exp_avg", "more", "exp_avg_sq", "step"])) == ["exp_avg", "exp_avg_sq", "step"]
+    assert list(slots.state(found, ["exp_avg"])) == ["exp_avg", "step", "exp_avg_sq"]
+    slots.values = {"count": 3}
+    assert list(slots.state(found, ["count", "step"])) == ["count", "step", "exp_avg", "exp_avg_sq"]

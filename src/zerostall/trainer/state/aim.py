@@ -101,11 +101,8 @@ class Aim:
     def tensor(self, name: str, holder: Holder | None, device: torch.device | None = None) -> None:
         """Take the stored tensor of that name into `holder` if it fits, else into a new one."""
         self.claimed.add(name)
-        if (
-            holder is None
-            or tensors.dtype_name(holder) != self.stored.dtype(name)
-            or holder.shape != self.stored.shape(name)
-        ):
+        kept = self.stored[name]
+        if holder is None or tensors.dtype_name(holder) != kept.dtype or tuple(holder.shape) != kept.shape:
             holder = self._make(name, device)
         self.direct.append((name, holder))
 

@@ -306,11 +306,8 @@ class State:
         survey = self.survey()
         return survey, self.values(survey)
 
-    def targets(
-        self,
-        stored: Stored,
-        asked: Asked = EVERYTHING,
-    ) -> Targets:
+    @_no_collection()
+    def targets(self, stored: Stored, asked: Asked = EVERYTHING) -> Targets:
         """Decide where every stored tensor goes. Nothing is written; tensors that do not exist yet are made.
 
         Raises:
@@ -318,10 +315,6 @@ class State:
             StateError: something here cannot be restored at all.
             ValueError: `only` or `rename` fits nothing.
         """
-        with _no_collection():
-            return self._targets(stored, asked)
-
-    def _targets(self, stored: Stored, asked: Asked) -> Targets:
         walk = self._walk(self._roots)
         if asked.meta_to is None or not walk.meta:
             return self._aimed(walk, stored, asked)

@@ -96,7 +96,11 @@ class StoredState:
         self._named.extend(self.views)
 
     def __contains__(self, name: str) -> bool:
-        return name in self.entries or name in self.views
+        return name in self._of
+
+    def __getitem__(self, name: str) -> Entry | View:
+        """What says the shape and the type of the tensor of that name. KeyError where there is none."""
+        return self._of[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of the tensor of that name. KeyError where there is none."""

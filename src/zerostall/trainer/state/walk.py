@@ -91,7 +91,7 @@ class Part(Protocol):
     def accept(self, landing: Landing) -> None: ...
 
 
-class Leaf(msgspec.Struct, frozen=True, gc=False):
+class Leaf(msgspec.Struct, frozen=True):
     """A tensor or array found.
 
     Attributes:

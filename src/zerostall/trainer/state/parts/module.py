@@ -53,7 +53,7 @@ def wrapped_as(module: nn.Module) -> str | None:
     return _wraps(type(module))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)  # some programs make a class for each module
 def _wraps(kind: type) -> str | None:
     for base in kind.__mro__:
         attribute = _WRAPPERS.get((base.__module__, base.__name__))

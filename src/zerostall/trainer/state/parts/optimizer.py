@@ -165,7 +165,6 @@ class OptimizerPart:
             if not walk.watched or walk.watched[-1] is not state:  # which is that of many where FSDP has made them one
                 walk.watched.append(cast("dict[object, object]", state))
             atoms: list[str] = []
-            on_device = not param.is_cpu
             for key, value in state.items():
                 if not isinstance(value, torch.Tensor):
                     atoms.append(key)
@@ -173,7 +172,7 @@ class OptimizerPart:
                 name, slot = names.child(path, key), _slot(param, value)
                 if not walk.ordinary(name, slot):
                     walk.tensor(name, slot)
-                if on_device and value.is_cpu:
+                if value.is_cpu and not param.is_cpu:
                     host.add(key)
             if atoms:
                 self._atoms.append((label, state, atoms))
@@ -184,7 +183,7 @@ class OptimizerPart:
             tree.gather(walk, state)
             self._trees.append((label, tree, param))
         walk.inheriting = None
-        walk.guarded.update(leaf.owner for leaf in walk.leaves[first:])
+        walk.guarded.update([leaf.owner for leaf in walk.leaves[first:]])
 
     def _extra_state(self) -> dict[object, object]:
         return {key: value for key, value in self.slots.items() if not isinstance(key, torch.Tensor)}
@@ -278,7 +277,7 @@ class OptimizerPart:
                     if self.keeps(param):
                         if (own := options.get(known)) is not theirs:
                             theirs, merged = own, {**group, **(own or {})}
-                        self._aim_parameter(aim, record, slots[known], param, path, merged)
+                        self._aim_parameter(aim, record, slots[known], param, merged)
         for label, found in slots.items():
             if label not in taken:
                 path = stored.name + label if label.startswith("[") else f"{stored.name}.{label}"
@@ -294,20 +293,14 @@ class OptimizerPart:
             aim.tree(stored, record.extra)
 
     def _aim_parameter(
-        self,
-        aim: Aim,
-        record: OptimizerRecord,
-        found: Slots,
-        param: torch.Tensor,
-        path: str,
-        options: Mapping[str, object],
+        self, aim: Aim, record: OptimizerRecord, found: Slots, param: torch.Tensor, options: Mapping[str, object]
     ) -> None:
+        path = self._path(self._labels[id(param)])
         shape = record.shape(found.label)
         if shape is not None and shape != tuple(param.shape):
             aim.differs(path, f"stored for a parameter of shape {shape}, this one has {tuple(param.shape)}")
             return
-        # What the walk has found has passed already; a parameter may be in no module.
-        why = None if id(param) in aim.places else tensors.problem(param)
+        why = None if id(param) in aim.places else tensors.problem(param)  # what the walk has found has passed
         if why is not None:
             aim.differs(path, f"the parameter {why}")
             return
