@@ -73,15 +73,55 @@ bool tags_tell() {
   return told && found && tag_of(dict.get()) == seen.back();
 }
 
-bool has_tags() {
-  static const bool known = [] {
+// CPython 3.13 keeps attributes within their object, also where its dict has been asked for, and gives that
+// dict no other tag where one is set. Such a dict has its values, which lie here, apart from its keys.
+constexpr size_t kValuesAt = 40;
+
+bool has_values_apart(const PyObject* dict) {
+  return *reinterpret_cast<void* const*>(reinterpret_cast<const std::byte*>(dict) + kValuesAt) != nullptr;
+}
+
+enum class Told : uint8_t { none, of_dicts, of_attributes_too };
+
+Told told_by_tags() {
+  if (!tags_tell()) return Told::none;
+  const Ref kind =
+      checked(PyObject_CallFunction(reinterpret_cast<PyObject*>(&PyType_Type), "s(){}", "Tried"));
+  const Ref object = checked(PyObject_CallFunction(kind.get(), nullptr));
+  const Ref one = checked(PyFloat_FromDouble(1)), other = checked(PyFloat_FromDouble(1));
+  const auto set = [&](const char* name, const Ref& value) {
+    if (PyObject_SetAttrString(object.get(), name, value.get()) != 0) throw take_error();
+  };
+  set("a", one);
+  const Ref dict = checked(PyObject_GetAttrString(object.get(), "__dict__")), plain = checked(PyDict_New());
+  const bool apart = has_values_apart(dict.get());
+  const auto tells = [&](auto&& change) {
+    const uint64_t before = tag_of(dict.get());
+    change();
+    return tag_of(dict.get()) != before;
+  };
+  const bool replaced = tells([&] { set("a", other); }), added = tells([&] { set("b", one); });
+  if (replaced && added) return Told::of_attributes_too;
+  return apart && !has_values_apart(plain.get()) ? Told::of_dicts : Told::none;
+}
+
+Told told() {
+  static const Told known = [] {
     try {
-      return tags_tell();
+      return told_by_tags();
     } catch (const Refusal&) {
-      return false;
+      return Told::none;
     }
   }();
   return known;
+}
+
+bool has_tags() {
+  return told() != Told::none;
+}
+
+bool tells_all(const PyObject* dict) {
+  return told() == Told::of_attributes_too || (has_tags() && !has_values_apart(dict));
 }
 
 }  // namespace
@@ -91,15 +131,16 @@ Watch::Watch(const std::vector<PyObject*>& containers) {
     for (PyObject* container : containers) {
       const Shape shape = shape_of(container);
       Py_INCREF(container);
-      if (shape != Shape::dict) others_.emplace_back(containers_.size(), items_.size());
-      containers_.push_back({container, shape, 0});
+      const bool tagged = shape == Shape::dict && tells_all(container);
+      if (!tagged) others_.emplace_back(containers_.size(), items_.size());
+      containers_.push_back({container, shape, tagged, 0});
       if (shape == Shape::dict) {
         PyObject *key = nullptr, *value = nullptr;
         for (Py_ssize_t position = 0; PyDict_Next(container, &position, &key, &value);) {
           hold(key);
           hold(value);
         }
-        if (has_tags()) containers_.back().tag = containers_.back().renewed = tag_of(container);
+        if (tagged) containers_.back().tag = containers_.back().renewed = tag_of(container);
       } else if (shape == Shape::list) {
         for (Py_ssize_t k = 0; k < PyList_Size(container); ++k) hold(PyList_GetItem(container, k));
       } else if (shape == Shape::set) {
@@ -140,16 +181,15 @@ Watch::~Watch() {
 
 bool Watch::same() {
   if (dropped_) return false;
-  const bool tags = has_tags();
   size_t next = 0;
   for (size_t k = 0; k < containers_.size(); ++k) {
     if (k + kAhead < containers_.size()) fetch_ahead(containers_[k + kAhead]);
     Container& container = containers_[k];
     if (container.shape != Shape::dict) {
       if (!same_now(container, next)) return false;
-    } else if (!tags || tag_of(container.object) != container.tag) {
+    } else if (!container.tagged || tag_of(container.object) != container.tag) {
       if (!same_items(container, next)) return false;
-      if (tags) container.tag = tag_of(container.object);
+      if (container.tagged) container.tag = tag_of(container.object);
     }
     next = container.end;
   }
@@ -163,14 +203,14 @@ bool Watch::same() {
 bool Watch::untouched() const {
   return !dropped_ && has_tags() &&
          std::all_of(containers_.begin(), containers_.end(), [](const Container& container) {
-           return container.shape == Shape::dict && tag_of(container.object) == container.renewed;
+           return container.tagged && tag_of(container.object) == container.renewed;
          });
 }
 
 bool Watch::add_tags(std::vector<Tag>& tags, bool renewed) const {
   if (dropped_ || !has_tags() || (renewed && !others_.empty())) return false;
   for (const Container& container : containers_)
-    if (container.shape == Shape::dict)
+    if (container.tagged)
       tags.push_back({tag_at(container.object), renewed ? container.renewed : container.tag});
   if (!behind_) return true;
   return doors_ ? doors_->add_tags(tags, true) : behind_->add_tags(tags, false);
@@ -186,7 +226,7 @@ bool Watch::others_same() const {
 void Watch::renew() {
   if (!has_tags()) return;
   for (Container& container : containers_)
-    if (container.shape == Shape::dict) container.renewed = tag_of(container.object);
+    if (container.tagged) container.renewed = tag_of(container.object);
 }
 
 bool Watch::same_items(const Container& container, size_t next) const {
@@ -221,6 +261,7 @@ bool Watch::same_attribute(const Container& container, size_t next) const {
 }
 
 bool Watch::same_now(const Container& container, size_t next) const {
+  if (container.shape == Shape::dict) return same_items(container, next);
   if (container.shape == Shape::list) return same_elements(container, next);
   return container.shape == Shape::set ? same_members(container, next) : same_attribute(container, next);
 }

@@ -54,6 +54,7 @@ class Watch {
   struct Container {
     _object* object;
     Shape shape;
+    bool tagged;           // a dict, of which the tag tells each change
     size_t end;            // of its items in items_
     uint64_t tag = 0;      // as same() saw it, all items being the same
     uint64_t renewed = 0;  // as renew() saw it
@@ -70,8 +71,9 @@ class Watch {
 
   bool dropped_ = false;
   std::vector<Container> containers_;
-  std::vector<std::pair<size_t, size_t>> others_;  // containers that are no dicts, and their first items
-  std::vector<_object*> items_;                    // of a dict: key, value, key, value
+  std::vector<std::pair<size_t, size_t>>
+      others_;                   // containers without a tag that tells, and their first items
+  std::vector<_object*> items_;  // of a dict: key, value, key, value
   std::unique_ptr<Watch> behind_, doors_;
 };
 

@@ -61,12 +61,17 @@ def test_attributes_of_an_object_are_told() -> None:
 
     thing = Thing()
     thing.a = object()
-    watch = Watch([vars(thing)])
+    watch, still = Watch([vars(thing)]), Still([Watch([{}, vars(thing)])], [])
     for _ in range(100):  # the interpreter finds a shorter way to set an attribute
-        assert watch.same()
+        assert watch.same() and still.same() and still.same()
         before, thing.a = thing.a, object()
-        assert not watch.same()
+        assert not watch.same() and not still.same()
         thing.a = before
+    assert watch.same() and still.same()
+    thing.b = 1
+    assert not watch.same() and not still.same()
+    del thing.b
+    assert watch.same() and still.same()
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from("abc"), st.integers(0, 3)), max_size=30))
