@@ -19,7 +19,6 @@ YEAR = 365 * 86400.0
 TELLS_TIME = {
     "cli/agent.py",  # to say how long ago something was
     "agent/folder.py",
-    "agent/guest_disk.py",  # how old a copy of a run is that nobody asks for
     "flow/importing.py",
     "integrations/dcp/writer.py",
     "manager/service.py",  # for its list of events

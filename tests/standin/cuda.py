@@ -66,7 +66,12 @@ class FakeCuda:
         return at.value
 
     def free(self, at: int) -> None:
-        assert self._library.cuMemFree_v2(at) == 0
+        """By whatever thread: tensors that refer to each other are freed where Python collects them."""
+        self._library.cuCtxPushCurrent_v2(ctypes.c_void_p(1))
+        try:
+            assert self._library.cuMemFree_v2(at) == 0
+        finally:
+            self._library.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
     def work(self, stream: int, microseconds: int, tensor: StandIn, value: int) -> None:
         self._library.fake_cuda_work(stream or None, microseconds, tensor.data_ptr(), tensor.nbytes, value)

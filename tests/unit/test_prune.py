@@ -16,6 +16,7 @@ from zerostall.core.retention import Keep
 from zerostall.errors import StorageError
 from zerostall.flow.persist import prune
 from zerostall.tiers.disk import DiskTier
+from zerostall.tiers.step_files import StepFiles
 
 MANIFEST = manifest_of(HandMade(make_layout(100), 0).record)
 
@@ -95,15 +96,15 @@ def test_steps_go_by_their_age_and_what_cannot_be_read_stays(tier: DiskTier, mon
     for step, hour in enumerate((0.0, 10.0, 20.0, 23.0, 25.0, 26.0)):
         commit(tier.where, step, created=1e9 + 3600 * hour)
     (tier.where / names.step_folder(2) / names.MANIFEST).write_bytes(b"damaged")
-    real = DiskTier.manifest
+    real = StepFiles.manifest
 
-    def manifest(self: DiskTier, step: int) -> manifests.Manifest:
+    def manifest(self: StepFiles, step: int) -> manifests.Manifest:
         if step == 1:
             raise StorageError("the disk does not answer")
         return real(self, step)
 
-    monkeypatch.setattr(DiskTier, "manifest", manifest)
+    monkeypatch.setattr(StepFiles, "manifest", manifest)
     assert prune(tier, Keep(last=1, within="4h"), frozenset()) == (0, 2)
-    monkeypatch.setattr(DiskTier, "manifest", real)
+    monkeypatch.setattr(StepFiles, "manifest", real)
     assert prune(tier, Keep(last=1, within=3600), frozenset()) == (1, 3)
     assert tier.steps() == [4, 5]
