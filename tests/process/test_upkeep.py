@@ -38,12 +38,18 @@ def upkeep(folder: Path) -> m.UpkeepReport:
     return agent_report(folder).upkeep
 
 
-def replicated(manager: Manager, folders: dict[str, Path], where: Path) -> tuple[HandTrainer, HandMade]:
-    """A trainer on n1 and its step 5, of which there is another copy in the memory of n2 and none on disk."""
-    trainer = HandTrainer(folders["n1"], where)
+def stored(agent: Path, where: Path) -> tuple[HandTrainer, HandMade]:
+    """A trainer and its step 5, which is on disk, and in the memory of its agent."""
+    trainer = HandTrainer(agent, where)
     trainer.lease()
     made = trainer.seal(5, promise=True)
     trainer.hear(m.Reached, tier="disk")
+    return trainer, made
+
+
+def replicated(manager: Manager, folders: dict[str, Path], where: Path) -> tuple[HandTrainer, HandMade]:
+    """A trainer on n1 and its step 5, of which there is another copy in the memory of n2 and none on disk."""
+    trainer, made = stored(folders["n1"], where)
     until_replicated(manager, 5)
     only_in_memory(where)
     return trainer, made
@@ -150,10 +156,7 @@ def test_a_restore_that_finds_damage_goes_on_and_the_memory_is_made_again(own_ag
 def test_what_is_damaged_on_disk_is_written_anew(own_agent: Path, tmp_path: Path) -> None:
     """A restore that asks for a step no memory has finds it, another one in memory or elsewhere makes it good."""
     where = tmp_path / "run"
-    trainer = HandTrainer(own_agent, where)
-    trainer.lease()
-    made = trainer.seal(5, promise=True)
-    trainer.hear(m.Reached, tier="disk")
+    trainer, made = stored(own_agent, where)
     file = where / "step-000000000005" / "rank-00000.safetensors"
     with file.open("r+b") as opened:
         opened.seek(2_000_000)
@@ -171,10 +174,7 @@ def test_what_is_damaged_on_disk_is_written_anew(own_agent: Path, tmp_path: Path
 def test_what_is_damaged_on_disk_comes_from_another_node(manager: Manager, agents: Agents, tmp_path: Path) -> None:
     where = tmp_path / "run"
     folders = joined(manager, agents, "n1", "n2")
-    trainer = HandTrainer(folders["n1"], where)
-    trainer.lease()
-    made = trainer.seal(5, promise=True)
-    trainer.hear(m.Reached, tier="disk")
+    trainer, made = stored(folders["n1"], where)
     until_replicated(manager, 5)
     damage(trainer, made)  # so this node's memory cannot help
     trainer.channel.send(m.Release())
@@ -201,10 +201,7 @@ def spoil(file: Path) -> bytes:
 @pytest.mark.parametrize("name", ["manifest.json", "rank-00000.json"])
 def test_what_vouches_for_an_image_on_disk_is_written_anew(own_agent: Path, tmp_path: Path, name: str) -> None:
     where = tmp_path / "run"
-    trainer = HandTrainer(own_agent, where)
-    trainer.lease()
-    made = trainer.seal(5, promise=True)
-    trainer.hear(m.Reached, tier="disk")
+    trainer, made = stored(own_agent, where)
     before = spoil(where / "step-000000000005" / name)
     assert (5, "disk", True) in trainer.copies()
     assert upkeep(own_agent).mended == 1
@@ -247,10 +244,7 @@ def test_what_lies_on_disk_is_found_damaged_though_nobody_reads_it(
 ) -> None:
     monkeypatch.setenv("ZEROSTALL_SCRUB_REST", "0")
     where = tmp_path / "run"
-    trainer = HandTrainer(own_agent, where)
-    trainer.lease()
-    trainer.seal(5, promise=True)
-    trainer.hear(m.Reached, tier="disk")
+    _there = stored(own_agent, where)  # a trainer that stays to the end
     image = where / "step-000000000005" / "rank-00000.safetensors"
     layouts = sorted(where.glob("layouts/*.json"))
     before = {file: spoil(file) for file in (image, *layouts)}
@@ -268,10 +262,7 @@ def test_what_verify_finds_damaged_on_disk_is_made_again(
     own_agent: Path, agent_environment: dict[str, str], tmp_path: Path
 ) -> None:
     where = tmp_path / "run"
-    trainer = HandTrainer(own_agent, where)
-    trainer.lease()
-    trainer.seal(5, promise=True)
-    trainer.hear(m.Reached, tier="disk")
+    trainer, _ = stored(own_agent, where)
     file = where / "step-000000000005" / "rank-00000.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))

@@ -111,9 +111,7 @@ def select(
         only: globs of names in the target: `*` is any text, dots too, `?` one character, all else itself (also
             brackets, which names are full of). What a glob takes it takes with all that is below it: `model` takes
             `model.0.weight`, and not `model2`. One that begins with `!` leaves out what the others take.
-        rename: regular expression -> replacement, as in `re.sub`: makes of a name in the target the stored
-            one.
-
+        rename: regular expression -> replacement, as in `re.sub`: makes of a name in the target the stored one.
         option: what the patterns were given as, for messages.
 
     ValueError for an expression that cannot be read, or an empty `only`; TypeError for what is none.

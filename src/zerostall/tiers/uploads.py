@@ -115,12 +115,8 @@ class S3Uploads:
             return self._s3.put_part(key, upload, part.number, view, part.checksum)
 
         tags |= _all(self._hands, send, missing)
-        try:
+        with _may_be_there(self._store, name, record.nbytes):
             self._s3.complete(key, upload, [(tags[part.number], part.checksum) for part in cuts], record.checksum)
-        except StorageError:
-            if self._store.size(name) != record.nbytes:
-                raise
-            # The first try had got there and its answer was lost: the upload was gone the second time.
         return sum(part.nbytes for part in missing)
 
     def forget(self, below: str, *, older: float) -> list[str]:
@@ -163,12 +159,8 @@ class AzureUploads:
             self._azure.put_block(key, names[part.number], checked(source, record, part.chunks))
 
         _all(self._hands, send, missing)
-        try:
+        with _may_be_there(self._store, name, record.nbytes):
             self._azure.commit(key, [names[part.number] for part in cuts])
-        except StorageError:
-            if self._store.size(name) != record.nbytes:
-                raise
-            # Its answer was lost, or another agent has brought the same image: the blocks were gone then.
         return sum(part.nbytes for part in missing)
 
     def forget(self, below: str, *, older: float) -> list[str]:
@@ -186,6 +178,19 @@ def blocks_of(cuts: Sequence[Part], there: Iterable[str]) -> dict[int, str]:
     """
     length = max((len(name) for name in there), default=_NAME)
     return {part.number: f"{part.number:06d}-{part.checksum:08x}".ljust(length, ".") for part in cuts}
+
+
+@contextlib.contextmanager
+def _may_be_there(store: Store, name: str, nbytes: int) -> Iterator[None]:
+    """An upload is ended within. Where that is refused and the image is there all the same, all is well.
+
+    The answer to the first try was lost, or another agent has brought the same image: the parts were gone then.
+    """
+    try:
+        yield
+    except StorageError:
+        if store.size(name) != nbytes:
+            raise
 
 
 _Sent = TypeVar("_Sent")
