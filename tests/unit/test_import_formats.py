@@ -295,7 +295,7 @@ def test_what_is_nothing_is_said(tmp_path: Path) -> None:
         zerostall.import_file(tmp_path / "empty", tmp_path / "run", 0)
     with pytest.raises(SnapshotNotFoundError):
         zerostall.import_file(tmp_path / "none", tmp_path / "run", 0)
-    with pytest.raises(SnapshotNotFoundError):
+    with pytest.raises(FormatError, match=r"holds no \.metadata"):
         zerostall.import_file(tmp_path / "empty", tmp_path / "run", 0, ImportOptions(format="dcp"))
     torch.save({"a.b": {"x": torch.ones(1)}, "a": {"b": {"x": object}}}, tmp_path / "m.pt")
     with pytest.raises(FormatError, match=r"builtin__\.object"):

@@ -162,6 +162,125 @@ def test_what_a_class_stands_for_may_be_of_any_type() -> None:
     assert compare(Fields(), here, [{"lr": 0.1, "milestones": [3], "looks": {}}], fixed).fits
 
 
+def telling(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """The same optimizer, which says itself what its state is."""
+
+    class Telling(kind):  # type: ignore[misc, valid-type]
+        def state_dict(self) -> dict:
+            return super().state_dict()
+
+        def load_state_dict(self, state_dict: dict) -> None:
+            super().load_state_dict(state_dict)
+
+    Telling.__name__ = Telling.__qualname__ = f"Telling{kind.__name__}"
+    return Telling
+
+
+class Around(torch.optim.Optimizer):
+    """Passes everything on to another one, as those of training libraries do."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    param_groups = property(lambda self: self.optimizer.param_groups)  # type: ignore[assignment]
+    state = property(lambda self: self.optimizer.state)  # type: ignore[assignment]
+    defaults = property(lambda self: self.optimizer.defaults)  # type: ignore[assignment]
+
+    def state_dict(self) -> dict:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        self.optimizer.load_state_dict(state_dict)
+
+    def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:  # type: ignore[override]
+        return self.optimizer.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+
+class Foreign:
+    """No optimizer of torch's at all."""
+
+    def __init__(self, params: list) -> None:
+        self.param_groups = [{"params": params, "lr": 0.1, "rate": 1.0}]
+        self.trail = torch.zeros(3)
+
+    def step(self) -> None:
+        self.trail += 1
+
+    def zero_grad(self) -> None:
+        pass
+
+    def state_dict(self) -> dict:
+        return {"trail": self.trail}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.trail = state["trail"]
+
+
+class Stranger(Foreign):
+    """Derived from it."""
+
+
+def adam(around: bool) -> Make:
+    if around:
+        return lambda params: Around(torch.optim.Adam(params, lr=0.01))
+    return lambda params: telling(torch.optim.Adam)(params, lr=0.01)
+
+
+def sgd(around: bool) -> Make:
+    if around:
+        return lambda params: Around(torch.optim.SGD(params, lr=0.01, momentum=0.9))
+    return lambda params: telling(torch.optim.SGD)(params, lr=0.01, momentum=0.9)
+
+
+def kept(make: Make, patch: pytest.MonkeyPatch, *, silent: bool) -> Saved:
+    """A step of two steps of it; `silent`: as a step of before says nothing of such an optimizer's class."""
+    with patch.context() as change:
+        if silent:
+            change.setattr("zerostall.trainer.state.state.classes_of", lambda _: {})
+        model, optimizer = twin(make)
+        run(model, optimizer, 2, seed=1)
+        return save(model=model, optimizer=optimizer)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize("around", [False, True])
+@pytest.mark.parametrize("strict", [True, False, "stored"])
+def test_optimizers_that_say_their_state_themselves_go_into_their_own_class_only(
+    monkeypatch: pytest.MonkeyPatch, silent: bool, around: bool, strict: bool | str
+) -> None:
+    for one, other in ((adam, sgd), (sgd, adam)):
+        saved = kept(one(around), monkeypatch, silent=silent)
+        model, optimizer = twin(other(around))
+        before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        with pytest.raises(MismatchError) as caught:
+            restore(saved, options={"strict": strict}, model=model, optimizer=optimizer)
+        text = caught.value.different["optimizer"]
+        assert "betas" in text and "nesterov" in text and ("stored by" in text)
+        assert same(before, (model.state_dict(), optimizer.state_dict()))
+        restore(saved, options={"only": ["model"]}, model=model, optimizer=optimizer)
+        model, optimizer = twin(one(around))
+        assert not restore(saved, options={"strict": strict}, model=model, optimizer=optimizer).warnings
+        run(model, optimizer, 1, seed=2)
+
+
+def test_an_optimizer_that_is_none_of_torchs_has_a_class_too() -> None:
+    def make(kind: type) -> dict[str, object]:
+        model = torch.nn.Linear(2, 2)
+        return {"model": model, "optimizer": kind(list(model.parameters()))}
+
+    saved = save(**make(Foreign))
+    body = {key: value for key, value in vars(Foreign).items() if key not in ("__dict__", "__weakref__")}
+    other = type("Pushed", (), body)
+    with pytest.raises(MismatchError, match=r"stored by .*Foreign, and here it is .*Pushed"):
+        restore(saved, **make(other))
+    assert not restore(saved, **make(Foreign)).warnings
+    report = restore(saved, **make(Stranger))
+    assert any("Stranger" in text for text in report.warnings)
+
+
 def test_options_of_schedulers_and_of_the_users_own_are_no_difference() -> None:
     def make(params: list) -> torch.optim.Optimizer:
         optimizer = torch.optim.SGD([{"params": params, "share": 0.5}], lr=0.1)

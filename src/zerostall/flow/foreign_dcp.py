@@ -52,9 +52,10 @@ def read_dcp(folder: Path) -> dict[str, object]:
 
     Raises:
         FormatError: it is no such folder, is damaged, or would need code to be run; names the file.
-        FileNotFoundError: there is none.
     """
     path = folder / METADATA
+    if not path.exists():
+        raise FormatError(f"{folder} is no folder of DCP: it holds no {METADATA}")
     metadata = pickles.read(read_file(path, pickles.MAX_PICKLE), _ALLOWED, source=str(path))
     if not _is(metadata, "Metadata"):
         raise FormatError(f"{path} is not the metadata of a DCP folder")

@@ -49,6 +49,7 @@ def items_in(folder: Path) -> dict[str, Path]:
     """The files of a torch_checkpointing folder of one rank, by what they hold.
 
     Raises:
+        FormatError: two files have the same thing.
         CapabilityError: it is of several ranks.
     """
     found: dict[str, Path] = {}
@@ -61,6 +62,8 @@ def items_in(folder: Path) -> dict[str, Path]:
                 f"{folder} is of several ranks ({path.name}): how their parts fit together only its writer can say",
                 hint="load it with torch_checkpointing, and save it with dcp.save or torch.save",
             )
+        if match[1] in found:
+            raise FormatError(f"{folder} has {clip(match[1])} twice: {found[match[1]].name} and {path.name}")
         found[match[1]] = path
     return found
 
@@ -72,6 +75,8 @@ def read_torch_checkpointing(folder: Path, stack: ExitStack) -> dict[str, object
         FormatError: a file is damaged, or would need code of its own to be read; names it.
         CapabilityError: the folder is of several ranks.
     """
+    if not folder.is_dir():
+        raise FormatError(f"{folder} is no folder of torch_checkpointing: it is no folder at all")
     items = items_in(folder)
     if not items:
         raise FormatError(f"{folder} holds no files as torch_checkpointing names them (model_0.pt)")

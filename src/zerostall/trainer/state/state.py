@@ -29,6 +29,7 @@ from zerostall.trainer.state.half_written import HalfWritten
 from zerostall.trainer.state.parts import rng as generators_of
 from zerostall.trainer.state.parts.kinds import part_of, root_part
 from zerostall.trainer.state.parts.rng import GeneratorStates
+from zerostall.trainer.state.parts.stateful import classes_of
 from zerostall.trainer.state.rank_local import RankLocal, unmarked
 from zerostall.trainer.state.returning import Landings, RestoreReport, Targets
 from zerostall.trainer.state.stored_step import Owners
@@ -122,6 +123,8 @@ class Values(msgspec.Struct, frozen=True):
             return self._encoded[0]
         rng = self.generators.tree() if self.generators is not None else None
         tree: dict[str, object] = {"parts": self._trees(), "rng": rng}
+        if classes := classes_of(part for part, _ in self.moving):
+            tree["classes"] = classes
         self._encoded.append(core_values.encode(tree | {"base": self.base} if self.base else tree))
         return self._encoded[0]
 

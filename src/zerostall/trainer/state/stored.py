@@ -13,20 +13,26 @@ from zerostall.core.values import TensorRef
 from zerostall.errors import FormatError
 from zerostall.trainer.state import refs
 from zerostall.trainer.state.aliasing import DISTINCT
+from zerostall.trainer.state.parts.optimizer_class import read_fields
 
 if TYPE_CHECKING:
     from zerostall.core.layout import Entry, Layout, View
+    from zerostall.core.optimizers import Fields
     from zerostall.core.values import Document
     from zerostall.tiers.contract import Stored
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """What was stored of one object: its kind, and its small values with refs where tensors go."""
+    """What was stored of one object: its kind, and its small values with refs where tensors go.
+
+    `fields`: of an optimizer that says itself what its state is, what tells its class.
+    """
 
     name: str
     kind: str
     tree: object
+    fields: Fields | None = None
 
 
 def read_values(document: Document) -> tuple[dict[str, StoredPart], object, str]:
@@ -35,10 +41,12 @@ def read_values(document: Document) -> tuple[dict[str, StoredPart], object, str]
     if type(tree) is not dict or type(tree.get("parts")) is not dict:
         raise FormatError("the record's values are not those of a training state")
     parts: dict[str, StoredPart] = {}
+    classes = tree.get("classes")
+    classes = classes if isinstance(classes, dict) else {}
     for name, row in cast("dict[object, object]", tree["parts"]).items():
         if type(name) is not str or type(row) is not tuple or len(row) != 2 or type(row[0]) is not str:
             raise FormatError("the record's values are not those of a training state")
-        parts[name] = StoredPart(name, row[0], row[1])
+        parts[name] = StoredPart(name, row[0], row[1], read_fields(classes.get(name)))
     base = tree.get("base", "")
     if type(base) is not str:
         raise FormatError("the record's values are not those of a training state")

@@ -7,7 +7,7 @@ and what only other ranks have said (the stages of a pipeline, shares of an opti
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 from zerostall.core import leaves, pieces
@@ -167,7 +167,7 @@ def read(images: Images, rank: int, size: int, owners: Owners = NOBODY) -> Store
         if other != own:
             _add(parts, read_values(record.values)[0])
     for name in [name for name, part in parts.items() if any(ref not in state for ref in refs.names_in(part.tree))]:
-        parts[name] = StoredPart(name, parts[name].kind, _without_strangers(parts[name].tree, state))
+        parts[name] = replace(parts[name], tree=_without_strangers(parts[name].tree, state))
     warnings = [] if mine else _differences(images, own)
     if rank >= images.world:
         state.rng = None

@@ -44,6 +44,7 @@ def part_of(name: str, value: object) -> Part | None:
             cast("Callable[[object], object]", put),
             optimizer=value if isinstance(value, torch.optim.Optimizer) and has_step_hooks(value) else None,
             optimizer_like=is_optimizer_like(value),
+            stepper=value if isinstance(value, torch.optim.Optimizer) or is_optimizer_like(value) else None,
         )
     return None
 

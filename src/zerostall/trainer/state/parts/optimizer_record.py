@@ -10,6 +10,7 @@ import torch
 from zerostall.core import names
 from zerostall.core.optimizers import Fields
 from zerostall.errors import FormatError
+from zerostall.trainer.state.parts.optimizer_class import said
 from zerostall.trainer.state.parts.options import options_of
 from zerostall.trainer.state.refs import names_in, resolve
 from zerostall.trainer.state.walk import Later
@@ -57,14 +58,13 @@ class OptimizerValues(Later):
             {"params": record.labels, "shapes": record.shapes, "options": options_of(options)}
             for record, options in zip(self.groups, self.options, strict=True)
         ]
-        own = {"lineage": list(self.fields.lineage), "own": sorted(self.fields.own)}
         return {
             "groups": rows,
             "state": self.state,
             "extra": self.extra,
             "keys": self.keys,
             "host": self.host,
-            "class": own,
+            "class": said(self.fields),
         }
 
 
