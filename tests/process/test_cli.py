@@ -226,7 +226,7 @@ def test_a_folder_of_shards(agent_environment: dict[str, str], tmp_path: Path) -
     )
     assert (back["step"], back["tensors"], back["aliases"]) == (3, 2, 0)
     wrong = cli(agent_environment, "import", tmp_path / "hub", run, "--step", 4, "--format", "dcp", code=1)
-    assert "does not exist" in wrong.stderr
+    assert "holds no .metadata" in wrong.stderr
     text = cli(agent_environment, "export", run, 2, tmp_path / "hub", "--overwrite").stdout
     assert text.endswith(" in 2 files\n")
 
