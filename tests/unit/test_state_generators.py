@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
+from collections.abc import Callable
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -12,11 +15,13 @@ from state_trip import restore, restore_state, save, save_state
 from zerostall import native
 from zerostall.trainer.state import State
 from zerostall.trainer.state.parts import rng
-from zerostall.trainer.state.parts.rng import GeneratorStates
+from zerostall.trainer.state.parts.rng import Generators, GeneratorStates
+
+READER = Generators()
 
 
-def check() -> GeneratorStates:
-    seen = GeneratorStates.read()
+def check(reader: Generators = READER) -> GeneratorStates:
+    seen = reader.read()
     assert seen.python == random.getstate()
     expected = np.random.get_state(legacy=False)
     assert repr(seen.numpy) == repr(expected)
@@ -26,9 +31,9 @@ def check() -> GeneratorStates:
 
 def test_what_is_read_is_what_the_generators_say() -> None:
     first = check()
-    assert GeneratorStates.read().python is first.python
-    assert GeneratorStates.read().numpy is first.numpy
-    assert GeneratorStates.read().torch is first.torch
+    assert READER.read().python is first.python
+    assert READER.read().numpy is first.numpy
+    assert READER.read().torch is first.torch
     for use in (
         random.random,
         lambda: random.gauss(0, 1),  # leaves a second number in stock
@@ -59,10 +64,49 @@ def test_generators_that_nobody_uses_are_told_all_at_once() -> None:
     random.gauss(0, 1)  # none is left in stock
     np.random.seed(3)
     check()
-    if isinstance(rng._torch.block, native.Block):
-        assert rng._still.same()
+    if isinstance(READER._torch.block, native.Block):
+        assert READER._still.same()
     np.random.rand()
-    assert not rng._still.same()
+    assert not READER._still.same()
+
+
+def draw_one() -> None:
+    torch.rand(1)
+    random.random()
+    np.random.rand()
+
+
+def test_a_state_that_is_read_in_the_middle_of_anothers_read_is_that_of_now_and_so_is_each_after_it() -> None:
+    """As another thread would, which saves another state: between any two steps of the interpreter."""
+    READER.read()
+    place, found = 0, True
+    while found:
+        place += 1
+        one, other = Generators(), Generators()
+        for reader in (one, other):
+            check(reader)
+        draw_one()
+        left, found = place, False
+
+        def step(frame: FrameType, event: str, arg: object, other: Generators = other) -> Callable[..., object]:
+            nonlocal left, found
+            frame.f_trace_opcodes = True
+            left -= event == "opcode"
+            if event == "opcode" and left == 0:
+                found = True
+                draw_one()
+                check(other)
+            return step
+
+        before = sys.gettrace()
+        sys.settrace(lambda frame, *_, step=step: step if frame.f_code.co_filename == rng.__file__ else None)
+        try:
+            one.read()
+        finally:
+            sys.settrace(before)
+        check(other)
+        check(one)
+    assert place > 100
 
 
 def test_numpy_may_be_given_another_generator() -> None:
@@ -74,9 +118,9 @@ def test_numpy_may_be_given_another_generator() -> None:
         np.random.rand()
         check()
         np.random.set_bit_generator(np.random.PCG64(9))
-        assert GeneratorStates.read().numpy["bit_generator"] == "PCG64"  # pyright: ignore
+        assert READER.read().numpy["bit_generator"] == "PCG64"  # pyright: ignore
         np.random.rand()
-        assert repr(GeneratorStates.read().numpy) == repr(np.random.get_state(legacy=False))
+        assert repr(READER.read().numpy) == repr(np.random.get_state(legacy=False))
     finally:
         np.random.set_bit_generator(old)
 

@@ -121,7 +121,7 @@ def test_the_rest_is_told_by_what_was_read_for_it_not_by_what_others_have_read_s
     survey, _ = at_rest(state)
     values = state.values(survey)
     torch.rand(1)
-    rng.GeneratorStates.read()  # for another state, as another thread would
+    state.values(survey)  # as for another save
     rest = state.rest(survey, values)
     assert rest is None or not rest.still.same()
 
@@ -140,7 +140,7 @@ def test_values_are_put_into_words_once_for_all_saves_of_a_rest_and_anew_after_i
 def test_devices_that_come_up_while_a_state_rests_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     _, rest = at_rest(Job().state())
     drawn = torch.ones(16, dtype=torch.uint8)
-    monkeypatch.setattr(rng, "read_on_devices", lambda: [drawn])
+    monkeypatch.setattr(rng.Generators, "read_on_devices", lambda _: [drawn])
     generators = rest.values.again().generators
     assert generators is not None and generators.cuda == [drawn]
 
@@ -191,8 +191,11 @@ class DeviceGenerator:
         return torch.tensor(list(struct.pack("=Qq", self.seed, self.offset) + self.extra), dtype=torch.uint8)
 
 
+READER = rng.Generators()
+
+
 def states(*generators: DeviceGenerator) -> list[bytes]:
-    found = rng.devices_states(cast("list[torch.Generator]", list(generators)))
+    found = READER.states_on_devices(cast("list[torch.Generator]", list(generators)))
     return [bytes(state.tolist()) for state in found]
 
 

@@ -28,7 +28,7 @@ from zerostall.trainer.state.dealing import Dealing
 from zerostall.trainer.state.half_written import HalfWritten
 from zerostall.trainer.state.parts import rng as generators_of
 from zerostall.trainer.state.parts.kinds import part_of, root_part
-from zerostall.trainer.state.parts.rng import GeneratorStates
+from zerostall.trainer.state.parts.rng import Generators, GeneratorStates
 from zerostall.trainer.state.parts.stateful import classes_of
 from zerostall.trainer.state.rank_local import RankLocal, unmarked
 from zerostall.trainer.state.returning import Landings, RestoreReport, Targets
@@ -90,10 +90,8 @@ class Values(msgspec.Struct, frozen=True):
         generators = self.generators
         if generators is None:
             return self
-        cuda = generators_of.read_on_devices()  # CUDA may have come up since
-        if not cuda and not generators.cuda:
-            return self
-        return Values(self.still, self.moving, msgspec.structs.replace(generators, cuda=cuda), self.base)
+        now = generators.again()
+        return self if now is generators else Values(self.still, self.moving, now, self.base)
 
     def alike(self, other: Values) -> bool:
         """Whether nothing was read anew since then but devices' generators."""
@@ -181,7 +179,7 @@ class State:
         self._world = World.alone() if world is None else world
         self._dealing = Dealing(self._world)
         self._surveyed = False
-        self._rng = rng
+        self._rng = Generators() if rng else None
         self.reads = 0
         self._half = HalfWritten()
         self._before: Values | None = None  # as they were read the time before
@@ -297,7 +295,7 @@ class State:
         except OutdatedError as outdated:
             self._fresh.update(outdated.fresh)
             raise
-        return Values(still, moved, GeneratorStates.read() if self._rng else None, base)
+        return Values(still, moved, self._rng.read() if self._rng is not None else None, base)
 
     def observe(self, survey: Survey | None) -> tuple[Survey, Values]:
         """Return a survey that fits, the given one if it does, and the values of now."""
@@ -334,7 +332,7 @@ class State:
 
     def _aimed(self, walk: Walk, stored: Stored, asked: Asked) -> Targets:
         with self._half.comparing():
-            found = returning.aim(walk, stored, asked, rng=self._rng)
+            found = returning.aim(walk, stored, asked, rng=self._rng is not None)
             self._half.refuse(found.rest)
         return found
 
@@ -372,7 +370,7 @@ class State:
             CorruptError: a part of a tensor that is wanted is stored nowhere.
         """
         with self._half.comparing():
-            found = returning.land(met, unexpected, rng=self._rng)
+            found = returning.land(met, unexpected, rng=self._rng is not None)
             self._half.refuse(found.rest)
         return found
 

@@ -181,10 +181,61 @@ class _OnDevice:
         return self.state
 
 
-_python, _numpy, _torch = _Python(), _Numpy(), _Torch()
 CUDA = torch.backends.cuda.is_built()
-_on_devices: list[_OnDevice] = []
-_asked: tuple[torch.Generator, ...] | None = None  # whose these are
+
+
+class Generators:
+    """Reads this process's generators, for one state.
+
+    What it keeps between reads is its own: another state is saved on another thread, in the middle of a read.
+    """
+
+    def __init__(self) -> None:
+        self._python, self._numpy, self._torch = _Python(), _Numpy(), _Torch()
+        self._on_devices: list[_OnDevice] = []
+        self._asked: tuple[torch.Generator, ...] | None = None  # whose these are
+        self._latest: GeneratorStates | None = None
+        # Tells at once of all processors' generators that were read last: to ask each takes longer than to compare all.
+        self._still: native.Still | _Never = _NEVER
+
+    def read(self) -> GeneratorStates:
+        """Read those that were used since they were read last."""
+        here = self.read_on_devices()
+        latest = self._latest
+        still = self._still.same()
+        if still and not here and latest is not None and not latest.cuda:
+            return latest
+        signs = latest.signs if latest is not None else None
+        python, numpy, torch = self._python, self._numpy, self._torch
+        if not still:
+            if not torch.block.same():
+                torch.read()
+            if not (python.block.same() and python.watch.same()):
+                python.read()
+            if not (numpy.block.same() and numpy.choice.same()):
+                numpy.read()
+            found = torch.block, python.block, python.watch, numpy.block, numpy.choice
+            known = [sign for sign in found if not isinstance(sign, _Never)]
+            signs = known if len(known) == len(found) else None
+            self._still = _NEVER if signs is None else native.Still(signs)
+        self._latest = latest = GeneratorStates(python.state, numpy.state, torch.state, here, signs, self)
+        return latest
+
+    def read_on_devices(self) -> list[torch.Tensor]:
+        """Return the states of the CUDA devices' generators; none where CUDA is not up: a save does not start it."""
+        if not CUDA or not torch.cuda.is_initialized():
+            return []
+        return self.states_on_devices(torch.cuda.default_generators)
+
+    def states_on_devices(self, generators: Sequence[torch.Generator]) -> list[torch.Tensor]:
+        """Return the state of each, of those that were not used since as it was read last."""
+        if self._asked is not generators:  # torch's own are in a tuple
+            if len(self._on_devices) != len(generators) or any(
+                one.generator is not generator for one, generator in zip(self._on_devices, generators, strict=True)
+            ):
+                self._on_devices = list(map(_OnDevice, generators))
+            self._asked = generators if type(generators) is tuple else None
+        return [one.read() for one in self._on_devices]
 
 
 class GeneratorStates(msgspec.Struct):
@@ -196,6 +247,7 @@ class GeneratorStates(msgspec.Struct):
         torch: of torch's CPU generator.
         cuda: of each CUDA device's, empty where CUDA was not used.
         signs: what tells that the processor's are as they were read here; None where nothing does.
+        reader: who read them.
     """
 
     python: tuple[object, ...]
@@ -203,30 +255,14 @@ class GeneratorStates(msgspec.Struct):
     torch: torch.Tensor
     cuda: list[torch.Tensor]
     signs: list[native.Block | native.Watch] | None
+    reader: Generators
 
-    @staticmethod
-    def read() -> GeneratorStates:
-        """Read those that were used since they were read last."""
-        global _latest, _still
-        here = read_on_devices()
-        latest = _latest
-        still = _still.same()
-        if still and not here and latest is not None and not latest.cuda:
-            return latest
-        signs = latest.signs if latest is not None else None
-        if not still:
-            if not _torch.block.same():
-                _torch.read()
-            if not (_python.block.same() and _python.watch.same()):
-                _python.read()
-            if not (_numpy.block.same() and _numpy.choice.same()):
-                _numpy.read()
-            found = _torch.block, _python.block, _python.watch, _numpy.block, _numpy.choice
-            known = [sign for sign in found if not isinstance(sign, _Never)]
-            signs = known if len(known) == len(found) else None
-            _still = _NEVER if signs is None else native.Still(signs)
-        _latest = GeneratorStates(_python.state, _numpy.state, _torch.state, here, signs)
-        return _latest
+    def again(self) -> GeneratorStates:
+        """Return what they are at another moment at which nothing but devices' generators may have changed."""
+        cuda = self.reader.read_on_devices()  # CUDA may have come up since
+        if not cuda and not self.cuda:
+            return self
+        return msgspec.structs.replace(self, cuda=cuda)
 
     def alike(self, other: GeneratorStates) -> bool:
         """Whether the processor's were read only once for both."""
@@ -241,30 +277,6 @@ class GeneratorStates(msgspec.Struct):
             "torch": SmallTensor.of(self.torch),
             "cuda": [SmallTensor.of(state) for state in self.cuda],
         }
-
-
-def read_on_devices() -> list[torch.Tensor]:
-    """Return the states of the CUDA devices' generators; none where CUDA is not up: a save does not start it."""
-    if not CUDA or not torch.cuda.is_initialized():
-        return []
-    return devices_states(torch.cuda.default_generators)
-
-
-def devices_states(generators: Sequence[torch.Generator]) -> list[torch.Tensor]:
-    """Return the state of each, of those that were not used since as it was read last."""
-    global _asked
-    if _asked is not generators:  # torch's own are in a tuple
-        if len(_on_devices) != len(generators) or any(
-            one.generator is not generator for one, generator in zip(_on_devices, generators, strict=True)
-        ):
-            _on_devices[:] = map(_OnDevice, generators)
-        _asked = generators if type(generators) is tuple else None
-    return [one.read() for one in _on_devices]
-
-
-_latest: GeneratorStates | None = None
-_still: native.Still | _Never = _NEVER
-"""Tells at once of all processors' generators that were read last: to ask each takes longer than to compare all."""
 
 
 def restore_generators(tree: object) -> list[str]:
