@@ -185,13 +185,43 @@ def test_errors_say_what_and_usage_errors_are_2(agent_environment: dict[str, str
         (2, "number of bytes", ("export", run, 1, tmp_path / "o", "--shard-size", "big")),
         (2, "OLD=NEW", ("export", run, 1, tmp_path / "o", "--rename", "w")),
         (2, "", ("ls",)),
-        (2, "", ("pin", run, "newest")),
+        *(
+            (2, "neither a number of steps nor 'newest'", words)
+            for words in (
+                ("pin", run, "latest"),
+                ("unpin", run, "0x1"),
+                ("verify", run, "latest"),
+                ("diff", run, 1, "last"),
+            )
+        ),
+        *((1, "no clean step", (word, tmp_path / "empty", "newest")) for word in ("pin", "unpin", "verify")),
         (2, "", ("import", tmp_path / "in.safetensors", run)),
         (2, "", ("frobnicate",)),
     ]
     for code, words, arguments in cases:
         done = cli(agent_environment, *arguments, code=code)
         assert words in done.stderr and done.stdout == "", arguments
+
+
+def test_every_command_that_takes_a_step_takes_the_newest_clean_one(
+    agent_environment: dict[str, str], tmp_path: Path
+) -> None:
+    run = small_run(agent_environment, tmp_path)
+    assert document(agent_environment, "verify", run, "newest")["steps"] == [
+        row for row in document(agent_environment, "verify", run)["steps"] if row["step"] == 2
+    ]
+    found = document(agent_environment, "diff", run, 1, "newest")
+    assert (found["a"], found["b"], found["same"]) == (1, 2, False)
+    assert document(agent_environment, "diff", run, "newest", 2)["same"]
+    assert document(agent_environment, "pin", run, "newest") == {"where": str(run), "step": 2, "pinned": True}
+    assert document(agent_environment, "unpin", run, "newest") == {"where": str(run), "step": 2, "pinned": False}
+    assert document(agent_environment, "show", run, "newest")["step"] == 2
+    image(run, 2).unlink()
+    assert document(agent_environment, "pin", run, "newest")["step"] == 1
+    assert document(agent_environment, "verify", run, "newest")["clean"]
+    for command in cli(agent_environment, "--help").stdout.split():
+        if command in ("show", "verify", "diff", "pin", "unpin", "export"):
+            assert "newest" in cli(agent_environment, command, "--help").stdout, command
 
 
 def test_no_command_but_those_on_torch_files_imports_torch(agent_environment: dict[str, str], tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from hand import HandTrainer, agent_report, wait_until
 from images import HandMade
 from zerostall import Checkpointer
 from zerostall.errors import CorruptError
+from zerostall.flow import catalog
 from zerostall.wire import messages as m
 
 pytestmark = pytest.mark.timeout(300)  # several agents and trainers start in each
@@ -258,18 +259,22 @@ def test_what_lies_on_disk_is_found_damaged_though_nobody_reads_it(
 
 
 @pytest.mark.usefixtures("unscrubbed")
+@pytest.mark.parametrize("by_command", [True, False], ids=["command", "python"])
 def test_what_verify_finds_damaged_on_disk_is_made_again(
-    own_agent: Path, agent_environment: dict[str, str], tmp_path: Path
+    own_agent: Path, agent_environment: dict[str, str], tmp_path: Path, by_command: bool
 ) -> None:
     where = tmp_path / "run"
     trainer, _ = stored(own_agent, where)
     file = where / "step-000000000005" / "rank-00000.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    done = zerostall(agent_environment, "verify", where, "--json")
-    assert done.returncode == 1, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["clean"], found["agent_told"]) == (False, True)
+    if by_command:
+        done = zerostall(agent_environment, "verify", where, "--json")
+        assert done.returncode == 1, done.stderr
+        found = json.loads(done.stdout)
+        assert (found["clean"], found["agent_told"]) == (False, True)
+    else:
+        assert [(verdict.clean, verdict.agent_told) for verdict in catalog.verify(where)] == [(False, True)]
     wait_until(lambda: upkeep(own_agent).mended == 1, SECONDS)
     assert file.read_bytes() == whole
     assert zerostall(agent_environment, "verify", where).returncode == 0
@@ -278,3 +283,4 @@ def test_what_verify_finds_damaged_on_disk_is_made_again(
     shutil.copytree(where, tmp_path / "copy")
     (tmp_path / "copy" / file.relative_to(where)).write_bytes(whole[:-1])
     assert "agent" not in zerostall(agent_environment, "verify", tmp_path / "copy").stdout
+    assert [(verdict.clean, verdict.agent_told) for verdict in catalog.verify(tmp_path / "copy")] == [(False, False)]

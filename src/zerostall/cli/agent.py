@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
-from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -17,11 +15,10 @@ from zerostall.config import runtime_dir
 from zerostall.core import policy
 from zerostall.core.quoting import count
 from zerostall.errors import AgentError, SnapshotNotFoundError
+from zerostall.flow.node_agent import ANSWER_SECONDS, ask, ask_status
 from zerostall.wire import messages as m
 from zerostall.wire import rendezvous
 from zerostall.wire.channel import Channel, ClosedError, peer, process_lives
-
-ANSWER_SECONDS = 30.0
 
 app = typer.Typer(no_args_is_help=True, help="The process that keeps snapshots in memory; it starts by itself.")
 
@@ -154,7 +151,7 @@ def stop(
     """Stop the agent. What it holds in memory only is lost."""
     channel = rendezvous.connect(runtime_dir())
     if channel is not None:
-        _ask(channel, m.Stop(id=1, force=force))
+        ask(channel, m.Stop(id=1, force=force))
         _until_gone(channel)
     if json:
         emit_json({"stopped": channel is not None})
@@ -168,54 +165,6 @@ def _facts(report: m.Report) -> dict[str, object]:
     facts = {name: value for name, value in msgspec.to_builtins(report).items() if name not in ("id", "type")}
     losses = {rank.where: msgspec.to_builtins(losses_of(rank, now)) for rank in report.ranks if rank.rank == 0}
     return {"running": True, "runtime_dir": str(runtime_dir()), **facts, "losses": losses}
-
-
-def report_of_node() -> m.Report | None:
-    """What the node's agent reports; None where none runs."""
-    channel = rendezvous.connect(runtime_dir())
-    if channel is None:
-        return None
-    try:
-        return ask_status(channel)
-    finally:
-        channel.close()
-
-
-def told_of_damage(where: str, steps: Sequence[tuple[int, str]]) -> bool:
-    """Tell the node's agent, if it has this run, that these steps on disk are damaged; whether it has heard that."""
-    channel = rendezvous.connect(runtime_dir())
-    if channel is None:
-        return False
-    try:
-        if all(rank.where != where for rank in ask_status(channel).ranks):
-            return False
-        told = tuple((step, m.plain(why)) for step, why in steps)
-        return isinstance(_ask(channel, m.Doubted(id=2, where=os.fsencode(where), steps=told)), m.Done)
-    finally:
-        channel.close()
-
-
-def ask_status(channel: Channel[m.FromAgent]) -> m.Report:
-    """The agent's report."""
-    report = _ask(channel, m.Status(id=1))
-    if not isinstance(report, m.Report):
-        raise AgentError(f"the agent answered {type(report).__name__} when asked for its status")
-    return report
-
-
-def _ask(channel: Channel[m.FromAgent], request: m.Status | m.Stop | m.Doubted) -> m.FromAgent:
-    """Its answer to one request; a refusal is raised as what it was.
-
-    Raises:
-        AgentError: no answer within `ANSWER_SECONDS`.
-    """
-    channel.socket.settimeout(ANSWER_SECONDS)
-    channel.send(request)
-    while True:
-        for message, _ in channel.receive():
-            if isinstance(message, m.Refused):
-                raise message.error()
-            return message
 
 
 def _until_gone(channel: Channel[m.FromAgent]) -> None:

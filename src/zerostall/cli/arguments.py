@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from zerostall.flow import catalog
 from zerostall.tiers.files import real
 from zerostall.tiers.urls import is_url
 
@@ -24,12 +25,14 @@ def step_or_newest(text: str) -> int | None:
 
 Where = Annotated[str, typer.Argument(help="the run's folder, or a URL such as s3://bucket/run", show_default=False)]
 OneRun = Annotated[str | None, typer.Argument(metavar="RUN", help="a run's folder or URL", show_default="all of them")]
-Step = Annotated[int, typer.Argument(help="number of finished training steps", min=0, show_default=False)]
+NamedStep = Annotated[str, typer.Argument(metavar="STEP", help="which step, or newest", show_default=False)]
 NewestStep = Annotated[
     int | None,
     typer.Argument(metavar="STEP", parser=step_or_newest, help="which step, or newest", show_default="newest"),
 ]
-AnyStep = Annotated[int | None, typer.Argument(help="which step", min=0, show_default="all")]
+AnyStep = Annotated[
+    str | None, typer.Argument(metavar="STEP", help="which step, or newest", show_default="all of them")
+]
 Only = Annotated[list[str] | None, typer.Option("--only", metavar="GLOB", help="names, such as 'model.*'; repeatable")]
 Rename = Annotated[
     list[str] | None,
@@ -43,6 +46,12 @@ Json = Annotated[bool, typer.Option("--json", help="print one JSON document inst
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+
+
+def step_there(where: str, text: str) -> int:
+    """A step's number, of the newest clean one where that is asked for."""
+    step = step_or_newest(text)
+    return catalog.newest(where) if step is None else step
 
 
 def place(where: str) -> str:

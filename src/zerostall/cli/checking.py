@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import msgspec
 import typer
 
-from zerostall.cli.agent import told_of_damage
-from zerostall.cli.arguments import AnyStep, Json, Step, Where, place
+from zerostall.cli.arguments import AnyStep, Json, NamedStep, Where, place, step_there
 from zerostall.cli.output import emit_json, emit_table, progress, say, size
 from zerostall.core.quoting import count
-from zerostall.errors import SnapshotNotFoundError, ZerostallError
+from zerostall.errors import SnapshotNotFoundError
 from zerostall.flow import catalog
 from zerostall.flow.difference import Changed, Difference
-from zerostall.tiers.urls import is_url
 
 _SHOWN = 40
 
@@ -38,18 +34,15 @@ def verify(
     The agent of this machine is told of what is damaged in a folder that it holds: it makes that again from a good copy
     where there is one (`zerostall agent status`). A restore takes none of it either way.
     """
+    chosen = None if step is None else step_there(where, step)
     with progress("verifying", json=json) as meter:
-        verdicts = catalog.verify(where, step, progress=meter)
+        verdicts = catalog.verify(where, chosen, progress=meter)
     if not verdicts:
         raise SnapshotNotFoundError(f"nothing is saved in {where}")
-    damaged = [(verdict.step, "; ".join(verdict.problems)) for verdict in verdicts if not verdict.clean]
-    told = False
-    if damaged and not is_url(where):
-        with contextlib.suppress(ZerostallError):  # whoever reads it finds it, too
-            told = told_of_damage(place(where), damaged)
+    clean, told = all(verdict.clean for verdict in verdicts), any(verdict.agent_told for verdict in verdicts)
     if json:
         rows = [Verified(verdict.step, verdict.clean, verdict.nbytes, verdict.problems) for verdict in verdicts]
-        emit_json({"where": place(where), "clean": all(row.clean for row in rows), "steps": rows, "agent_told": told})
+        emit_json({"where": place(where), "clean": clean, "steps": rows, "agent_told": told})
     else:
         rows = [(str(verdict.step), size(verdict.nbytes), "ok" if verdict.clean else "damaged") for verdict in verdicts]
         emit_table((">step", ">read", "verdict"), rows)
@@ -58,18 +51,19 @@ def verify(
                 say(f"step {verdict.step}: {problem}", "red")
         if told:
             say("the agent is told, and makes it again if anybody has a good copy: see `zerostall agent status`")
-    if damaged:
+    if not clean:
         raise typer.Exit(1)
 
 
-def diff(where: Where, a: Step, b: Step, json: Json = False) -> None:
-    """Show how step B differs from step A: names, shapes, types, elements of each tensor, small values."""
+def diff(where: Where, a: NamedStep, b: NamedStep, json: Json = False) -> None:
+    """Show how the second step differs from the first: names, shapes, types, elements of each tensor, small values."""
+    before, after = (step_there(where, step) for step in (a, b))
     with progress("comparing", json=json) as meter:
-        found = catalog.diff(where, a, b, progress=meter)
+        found = catalog.diff(where, before, after, progress=meter)
     if json:
         emit_json({"where": place(where), "same": found.same, **msgspec.to_builtins(found)})
     elif found.same:
-        say(f"steps {a} and {b} are the same, bit for bit: {count(found.equal, 'tensor')}")
+        say(f"steps {found.a} and {found.b} are the same, bit for bit: {count(found.equal, 'tensor')}")
     else:
         _print(found)
 

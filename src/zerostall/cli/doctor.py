@@ -23,13 +23,13 @@ import zerostall
 from zerostall import config, memory, native
 from zerostall.agent import transports
 from zerostall.cli import nvidia
-from zerostall.cli.agent import ask_status
 from zerostall.cli.arguments import Json
 from zerostall.cli.output import emit_json, emit_table, size
 from zerostall.core import gds, vaults
 from zerostall.core.copiers import choose
 from zerostall.errors import CapacityError, ZerostallError
 from zerostall.flow import straight
+from zerostall.flow.node_agent import ask_status
 from zerostall.native.topology import topology
 from zerostall.tiers.files import real
 from zerostall.wire import messages as m

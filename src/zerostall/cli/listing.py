@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from zerostall.cli.agent import report_of_node
-from zerostall.cli.arguments import Json, NewestStep, Only, Step, Where, place
+from zerostall.cli.arguments import Json, NamedStep, NewestStep, Only, Where, place, step_there
 from zerostall.cli.output import emit_json, emit_table, say, size
 from zerostall.core import matching
 from zerostall.core.contents import Content
@@ -18,6 +17,7 @@ from zerostall.core.matching import Selection
 from zerostall.errors import SnapshotNotFoundError, ZerostallError
 from zerostall.flow import catalog, inspection
 from zerostall.flow.inspection import RankContents, StepContents
+from zerostall.flow.node_agent import report_of_node
 from zerostall.telemetry import moment
 from zerostall.tiers.urls import is_url
 
@@ -274,17 +274,18 @@ def _print(shown: Shown) -> None:
             emit_table(("value", ""), values)
 
 
-def pin(where: Where, step: Step, json: Json = False) -> None:
+def pin(where: Where, step: NamedStep, json: Json = False) -> None:
     """Keep a step for ever: retention never evicts it."""
     _pin(where, step, True, json)
 
 
-def unpin(where: Where, step: Step, json: Json = False) -> None:
+def unpin(where: Where, step: NamedStep, json: Json = False) -> None:
     """Let retention decide about a step again."""
     _pin(where, step, False, json)
 
 
-def _pin(where: str, step: int, pinned: bool, json: bool) -> None:
+def _pin(where: str, named: str, pinned: bool, json: bool) -> None:
+    step = step_there(where, named)
     catalog.pin(where, step, pinned)
     if json:
         emit_json({"where": place(where), "step": step, "pinned": pinned})

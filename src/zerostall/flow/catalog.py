@@ -9,15 +9,17 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from zerostall import config, native
 from zerostall.core import pieces
-from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, StorageError
+from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, StorageError, ZerostallError
+from zerostall.flow import node_agent
 from zerostall.flow.difference import Difference, Side, compare
 from zerostall.flow.image_reader import ImageReader
 from zerostall.flow.present import existing, listing, present
+from zerostall.flow.present import newest as newest_clean
 from zerostall.flow.whole_difference import compare_wholes
 from zerostall.telemetry import moment
 from zerostall.tiers.disk import DiskTier
@@ -80,18 +82,21 @@ class Verdict:
     Attributes:
         nbytes: bytes that were read.
         problems: what is wrong, in words; empty where the step is clean.
+        agent_told: this node's agent holds the run's folder, and has been told.
     """
 
     step: int
     nbytes: int
     problems: tuple[str, ...]
+    agent_told: bool = False
 
     @property
     def clean(self) -> bool:
         return not self.problems
 
     def __str__(self) -> str:
-        return f"step {self.step}: {self.nbytes} bytes read, {'; '.join(self.problems) or 'all well'}"
+        told = "; the agent is told" if self.agent_told else ""
+        return f"step {self.step}: {self.nbytes} bytes read, {'; '.join(self.problems) or 'all well'}{told}"
 
 
 def snapshots(where: str | os.PathLike[str]) -> list[Snapshot]:
@@ -111,6 +116,9 @@ def verify(
 ) -> list[Verdict]:
     """Read every byte of a step, or of all steps, and check it. Memory: one chunk (16 MiB).
 
+    The agent of this node is told of what is damaged in a folder that it holds: it makes that again from a good copy
+    where there is one.
+
     Raises:
         SnapshotNotFoundError: there is no such run, or no such step.
     """
@@ -122,7 +130,17 @@ def verify(
         left = [verdict for verdict in verdicts if verdict.clean or verdict.step in run.steps()]
         if step is not None and not left:
             raise SnapshotNotFoundError(f"step {step} of {run.where} was evicted while it was read")
-        return left
+        return _tell(run, left)
+
+
+def newest(where: str | os.PathLike[str]) -> int:
+    """The newest clean step of a run.
+
+    Raises:
+        SnapshotNotFoundError: there is no such run, or no clean step in it.
+    """
+    with opened_run(where) as run:
+        return newest_clean(run)
 
 
 def diff(where: str | os.PathLike[str], a: int, b: int, *, progress: Progress | None = None) -> Difference:
@@ -280,6 +298,17 @@ def _verdict(run: RunTier, step: int, meter: _Meter) -> Verdict:
         except FormatError as error:
             problems.append(f"step {step}: {error.args[0]}")
     return Verdict(step, nbytes, tuple(problems))
+
+
+def _tell(run: RunTier, verdicts: list[Verdict]) -> list[Verdict]:
+    """Tell the node's agent what is damaged on its disk."""
+    damaged = [(verdict.step, "; ".join(verdict.problems)) for verdict in verdicts if not verdict.clean]
+    if not damaged or not isinstance(run, DiskTier):
+        return verdicts
+    told = False
+    with contextlib.suppress(ZerostallError):  # whoever reads it finds it, too
+        told = node_agent.told_of_damage(run.where, damaged)
+    return [replace(verdict, agent_told=told and not verdict.clean) for verdict in verdicts]
 
 
 def _read_all(reader: ImageReader, problems: list[str], meter: _Meter) -> int:
