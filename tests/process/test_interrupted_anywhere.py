@@ -19,9 +19,11 @@ import torch
 
 import zerostall
 from hand import wait_until
-from training import change, tensors
-from zerostall.errors import RunBusyError
+from training import change, saved, tensors
+from zerostall.errors import RunBusyError, TornError
 from zerostall.trainer import captures
+from zerostall.trainer.tears import Tears
+from zerostall.wire import messages as m
 
 pytestmark = pytest.mark.usefixtures("own_agent")
 
@@ -127,6 +129,39 @@ def test_a_guard_interrupted_anywhere_costs_no_later_save(where: Path) -> None:
             change(state["w"])
         assert 5 < place < _LIMIT
         ckpt.save(step + 1).wait()
+
+
+def test_a_late_tear_is_told_wherever_its_telling_is_interrupted(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the next guard: the image was sealed, and whoever restores it must hear of it."""
+    monkeypatch.setattr(Tears, "look_again", lambda tears: False)
+    model = torch.nn.Linear(50, 50, bias=False)
+    with zerostall.Checkpointer(where, guard="manual", model=model, when_busy="wait", rng=False) as ckpt:
+        told: list[tuple[int, float]] = []
+
+        def tell(message: m.Message, tell=ckpt._link.tell, **options: float | None) -> None:
+            tell(message, **options)
+            if isinstance(message, m.Revoked):
+                told.append((message.step, message.created))
+
+        monkeypatch.setattr(ckpt._link, "tell", tell)
+        place, found = 0, True
+        while found and place < _LIMIT:
+            place += 1
+            saving = ckpt.save(7)  # the number is free again each time
+            wait_until(lambda saving=saving: "host" in saving.tiers, pause=0.001)
+            change(model.weight)
+            interrupt = _Interrupt(_SAVE, place)
+            found = interrupt.run(ckpt._saves.guard.protect)
+            ckpt._saves.let_go()
+            with ckpt.guard():
+                pass
+            with pytest.raises(TornError, match=r"model\.weight"):
+                saving.wait("host", timeout=60)
+            assert (saving.step, saving.created) in told, interrupt.where
+            assert ckpt.stats.dirty == place, interrupt.where
+        assert 30 < place < _LIMIT
+        ckpt.save(8).wait()
+    assert saved(where) == [8]
 
 
 def _free(condition: threading.Condition | threading.Lock) -> bool:

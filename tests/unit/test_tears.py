@@ -62,8 +62,10 @@ def test_an_operation_that_was_under_way_is_seen_by_the_second_look() -> None:
     world.written = ["w"]
     world.go_on()
     assert world.tears.look_again()
-    assert world.tears.take_late() == ["w"]
-    assert world.tears.take_late() == []  # told once
+    assert world.tears.late == world.tears.late == ["w"]  # until it is told
+    assert world.tears.look() == ["w"]
+    world.tears.told()
+    assert world.tears.late == world.tears.look() == []
     assert world.tears.found() == []  # what was sealed was sealed
 
 
@@ -75,7 +77,7 @@ def test_what_comes_after_the_second_look_is_no_tear() -> None:
     world.written = ["w"]
     world.tears.look()
     assert world.tears.look_again()
-    assert world.tears.take_late() == []
+    assert world.tears.late == []
     assert world.looks == 2
 
 
@@ -87,7 +89,9 @@ def test_training_that_comes_by_looks_for_the_last_time() -> None:
     assert world.tears.final
     world.written = ["w", "v"]
     assert world.tears.look_again()
-    assert world.tears.look() == [] == world.tears.take_late()
+    assert world.tears.look() == ["w"]  # it has not been told
+    world.tears.told()
+    assert world.tears.look() == [] == world.tears.late
 
 
 def test_training_that_is_first_decides_for_the_seal() -> None:
@@ -96,7 +100,7 @@ def test_training_that_is_first_decides_for_the_seal() -> None:
     world.tears.look()
     world.written = []
     assert world.tears.found() == ["w", "v"]
-    assert world.tears.take_late() == []
+    assert world.tears.late == []
 
 
 def test_memory_that_is_exchanged_after_it_was_read_is_no_tear() -> None:
@@ -104,7 +108,7 @@ def test_memory_that_is_exchanged_after_it_was_read_is_no_tear() -> None:
     assert world.tears.found() == []
     world.exchanged = ["w"]
     world.tears.look()
-    assert world.tears.take_late() == []
+    assert world.tears.late == []
 
 
 def test_nothing_is_final_before_everything_has_been_read() -> None:
@@ -127,7 +131,7 @@ def test_where_the_place_was_not_known_a_later_one_counts() -> None:
     world.written = ["w"]
     world.go_on()
     assert world.tears.look_again()
-    assert world.tears.take_late() == ["w"]
+    assert world.tears.late == ["w"]
 
 
 def test_what_is_no_frame_is_no_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,11 +137,17 @@ class Guard:
         start = time.perf_counter()
         try:
             late = flight.tears.look()
-        finally:
+        except Exception:
             self.flight = None
+            raise
         self._stats.record_guard(time.perf_counter() - start, start - flight.begun)
+        self._see_off(flight, late)
+
+    def _see_off(self, flight: Flight, late: list[str]) -> None:
+        """It is watched no more, once its tears are told: where Ctrl-C comes before that, the next guard tells them."""
         if late:
             self._sealer.revoke(flight, late)
+        self.flight = None
         self._sealer.bury(flight)
 
     def settle(self, timeout: float = TOLD_SECONDS) -> None:
@@ -204,12 +210,11 @@ class Guard:
         spared = sum(entries[place].nbytes for place, _ in (*left, *kept))
         try:
             seconds, late = flight.protect(self._policies.freeze_bytes(spared), left, kept)
-            self._stats.record_guard(seconds, free)
-        finally:
+        except Exception:
             self.flight = None  # only now: other threads that exchange memory look for it
-        if late:
-            self._sealer.revoke(flight, late)
-        self._sealer.bury(flight)
+            raise
+        self._stats.record_guard(seconds, free)
+        self._see_off(flight, late)
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,24 +213,29 @@ class Ledger:
                     log.warning("the agent said %s, which means nothing here", type(event).__name__)
 
     def dirty(self, saving: Saving, error: ZerostallError) -> None:
-        """The capture of a step came to nothing."""
+        """The capture of a step came to nothing. Told once more, where Ctrl-C came in between, it ends what is left."""
         with self._condition:
-            if isinstance(error, TornError):
-                self._stats.dirty += 1
-            else:
-                self._stats.failed += 1
+            if saving._lost:
+                return
             self._failure, self._failure_tier = error, "host"
             self._take_off(saving)
             saving._failed("host", error)
+            torn = isinstance(error, TornError)
+            saving._lost = True  # after a call Ctrl-C may come: from here on there is none
+            if torn:
+                self._stats.dirty += 1
+            else:
+                self._stats.failed += 1
 
     def _take_off(self, saving: Saving) -> None:
         """It counts no longer: its step may be saved again."""
         self._urged.pop(saving, None)
         if self._savings.get(saving.step) is saving:
-            del self._savings[saving.step]
             if not saving._replaces:
-                self._known.remove(saving.step)
+                if self._knows(saving.step):
+                    self._known.remove(saving.step)
                 self._mark_frontier()
+            del self._savings[saving.step]  # last: until then this is begun anew
 
     def _saving_of(self, event: m.Reached | m.Failed | m.Replaced | m.Spoiled | m.Awaiting) -> Saving | None:
         """The save that an event is about: None where it is of another of its number."""

@@ -200,7 +200,8 @@ class Shelf:
         """A step is dirty after all: no agent may take it over, and the next one must hear of it, too."""
         step = image.step
         with self._condition:
-            self._revoked.append(image)
+            if image not in self._revoked:  # it may be told twice, where Ctrl-C came in between
+                self._revoked.append(image)
             self._images = {slot: image for slot, image in self._images.items() if image[0] != step}
             self._stowed = {slot: image for slot, image in self._stowed.items() if image[1] != step}
 

@@ -54,6 +54,7 @@ class Saving(msgspec.Struct, eq=False, weakref=True):
     created: float = 0.0
     skipped: str = ""
     _replaces: bool = False  # the ledger's: was there one of this number before?
+    _lost: bool = False  # likewise: its capture came to nothing, and that was seen to
     _tiers: frozenset[str] = frozenset()
     _errors: dict[str, ZerostallError] = {}  # never changed, but replaced
 

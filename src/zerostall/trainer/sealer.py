@@ -90,7 +90,10 @@ class Sealer:
         self._spent.append(flight)
 
     def revoke(self, flight: Flight, late: list[str]) -> None:
-        """A sealed image turned out to be torn: nobody may restore it."""
+        """A sealed image turned out to be torn: nobody may restore it.
+
+        Where this is interrupted, what was not done is done when it is called once more.
+        """
         with self._told:
             self._told.wait_for(lambda: flight.landed, TOLD_SECONDS)
         error = _torn(flight.step, late)
@@ -98,6 +101,7 @@ class Sealer:
         revoked = m.Revoked(step=flight.step, created=flight.saving.created, reason=str(error.args[0]))
         self._shelf.revoked(revoked)
         self._link.tell(revoked, timeout=10.0)  # and once more to each agent that takes over
+        flight.tears.told()
 
     def tell_after(self, message: m.Message, timeout: float) -> None:
         """Tell the agent, once it has heard of every flight until now: it takes a rank at its newest word."""
@@ -225,7 +229,7 @@ class Sealer:
         if flight is None or not flight.tears.look_again():
             return
         self._doubted = None
-        if late := flight.tears.take_late():
+        if late := flight.tears.late:
             self.revoke(flight, late)
 
     def _record(self, flight: Flight) -> Record:

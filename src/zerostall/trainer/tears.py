@@ -52,7 +52,7 @@ class Tears(msgspec.Struct, eq=False):
     clock: Callable[[], float] = time.monotonic
     final: bool = False
     _found: list[str] | None = None
-    _late: list[str] | None = None
+    _late: list[str] = []
     _read: Moment | None = None
 
     def found(self) -> list[str]:
@@ -69,13 +69,12 @@ class Tears(msgspec.Struct, eq=False):
     def look(self) -> list[str]:
         """Look for the last time: the thread that saves has come by, so that nothing of its own is under way.
 
-        Returns what `take_late` would.
+        Returns what is `late`.
         """
         with self.lock:  # not `acquire`, after which Ctrl-C may be raised: all later saves would wait for the lock
             if not self.final:
                 self._look()
-            late, self._late = self._late, None
-            return late or []
+            return self._late
 
     def look_again(self) -> bool:
         """Look for the last time if nothing can be under way any more; whether the finding is final now."""
@@ -88,11 +87,16 @@ class Tears(msgspec.Struct, eq=False):
                     self._read = now  # nothing is read then either
             return self.final
 
-    def take_late(self) -> list[str]:
-        """What was found although nothing was for the seal: the sealed image cannot be trusted. Told once."""
+    @property
+    def late(self) -> list[str]:
+        """What was found although nothing was for the seal: the sealed image cannot be trusted. Until it is `told`."""
         with self.lock:
-            late, self._late = self._late, None
-            return late or []
+            return self._late
+
+    def told(self) -> None:
+        """Those know who have to: whoever was interrupted before that tells them once more."""
+        with self.lock:
+            self._late = []
 
     def _look(self) -> None:
         # Other memory is seen at once: what has it only after the first look had been read.
