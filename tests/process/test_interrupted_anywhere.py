@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import dis
 import gc
 import signal
-import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import CodeType, FrameType
 
 import pytest
 import torch
 
 import zerostall
 from hand import wait_until
+from interrupt import SAVE, Interrupt
+from standin.training import Trainer, expected, save
 from training import change, saved, tensors
 from zerostall.errors import RunBusyError, TornError
 from zerostall.trainer import captures
@@ -27,56 +26,10 @@ from zerostall.wire import messages as m
 
 pytestmark = pytest.mark.usefixtures("own_agent")
 
-_LOOKS = ("RESUME", "CALL", "JUMP_BACKWARD")  # after these CPython sees to signals
-_SAVE = {f"{name}.py" for name in ("captures", "checkpointer", "guard", "ledger", "memory", "saves", "sealer", "tears")}
 _BEGIN = {f"{name}.py" for name in ("checkpointer", "estate", "preemption", "sealer")}
 _MAKE = _BEGIN | {f"{name}.py" for name in ("guard", "joining", "link", "mappings", "saves")}
 _LIMIT = 5000
-
-
-class _Interrupt:
-    """KeyboardInterrupt at the n-th place, of some files, at which a signal's handler may run; and of `threading`."""
-
-    def __init__(self, files: Container[str], place: int) -> None:
-        self._files = files
-        self._left = place
-        self._codes: dict[CodeType, bytes] = {}
-        self.where = ""
-
-    def run(self, function: Callable[[], object]) -> bool:
-        """Whether there are so many places."""
-        before = sys.gettrace()
-        try:
-            sys.settrace(self._enter)
-            function()
-        except (KeyboardInterrupt, RuntimeError):  # the latter by `Condition.wait`, where it has just let go
-            if not self.where:
-                raise
-        finally:
-            sys.settrace(before)
-        return bool(self.where)
-
-    def _enter(self, frame: FrameType, event: str, arg: object) -> Callable[..., object] | None:
-        name = frame.f_code.co_filename.rpartition("/")[2]
-        within = name == "threading.py" and frame.f_back is not None and frame.f_back.f_trace is not None
-        if not within and name not in self._files:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        code = self._codes.setdefault(frame.f_code, frame.f_code.co_code)
-        last = ""
-
-        def step(frame: FrameType, event: str, arg: object) -> Callable[..., object]:
-            nonlocal last
-            if event == "opcode":
-                if last.startswith(_LOOKS):
-                    self._left -= 1
-                    if self._left == 0:
-                        self.where = f"{name}:{frame.f_lineno}"
-                        raise KeyboardInterrupt
-                last = dis.opname[code[frame.f_lasti]]
-            return step
-
-        return step
+Start = Callable[..., Trainer]
 
 
 @pytest.mark.parametrize("anew", [False, True])
@@ -97,7 +50,7 @@ def test_a_save_interrupted_anywhere_costs_no_later_one(
             taking._guard.settle()
             if anew:
                 taking._survey = taking._rest = None
-            interrupt = _Interrupt(_SAVE, place)
+            interrupt = Interrupt(SAVE, place)
             found = interrupt.run(lambda step=step: ckpt.save(step + 1))
             assert _free(ckpt._condition), interrupt.where
             assert _free(taking._sealer._told), interrupt.where
@@ -112,6 +65,25 @@ def test_a_save_interrupted_anywhere_costs_no_later_one(
         assert (state["w"] == kept).all()
 
 
+def test_a_slot_of_an_interrupted_save_is_free_once_no_device_writes_to_it(start_on_stand_in: Start) -> None:
+    trainer = start_on_stand_in()
+    save(trainer, 1)
+    step, place, found = 1, 0, True
+    while found and place < _LIMIT:
+        step, place = step + 2, place + 1
+        trainer.ask("fill", step % 250)
+        answer = trainer.ask("interrupt", step, place)
+        found = answer["found"]
+        assert not answer["written"], answer["where"]
+        trainer.ask("fill", (step + 1) % 250)
+        assert trainer.ask("save", step + 1) == ""
+        assert trainer.ask("wait", step + 1, "host") == ""
+    assert 30 < place < _LIMIT
+    assert trainer.ask("restore") == step + 1
+    assert trainer.ask("digest") == expected((step + 1) % 250)
+    trainer.close()
+
+
 def test_a_guard_interrupted_anywhere_costs_no_later_save(where: Path) -> None:
     """Where all has been read, and it looks for tears alone: what it does that for is the same for all saves."""
     state = tensors(1, 50)
@@ -123,7 +95,7 @@ def test_a_guard_interrupted_anywhere_costs_no_later_save(where: Path) -> None:
             ckpt.save(step)
             assert saves.guard.flight is not None
             saves.guard.flight.taken.capture.wait(None)
-            interrupt = _Interrupt(_SAVE, place)
+            interrupt = Interrupt(SAVE, place)
             found = interrupt.run(saves.guard.protect)
             assert _free(saves._looking), interrupt.where
             change(state["w"])
@@ -150,7 +122,7 @@ def test_a_late_tear_is_told_wherever_its_telling_is_interrupted(where: Path, mo
             saving = ckpt.save(7)  # the number is free again each time
             wait_until(lambda saving=saving: "host" in saving.tiers, pause=0.001)
             change(model.weight)
-            interrupt = _Interrupt(_SAVE, place)
+            interrupt = Interrupt(SAVE, place)
             found = interrupt.run(ckpt._saves.guard.protect)
             ckpt._saves.let_go()
             with ckpt.guard():
@@ -192,7 +164,7 @@ def test_a_making_interrupted_anywhere_leaves_nothing(where: Path, files: set[st
     place, found = 0, True
     while found and place < _LIMIT:
         place += 1
-        interrupt = _Interrupt(files, place)
+        interrupt = Interrupt(files, place)
         made: list[zerostall.Checkpointer] = []
         make = partial(zerostall.Checkpointer, where, preempt=("SIGUSR1",), state=state, optimizer=optimizer)
         try:

@@ -17,12 +17,15 @@ import os
 import select
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import forked
+from interrupt import SAVE, Interrupt
 
 ROOT = Path(__file__).parents[2]
 SIZES = (5_000_000, 3, 70_001, 1, 4096, 2_500_000, 12)  # of float32; 30 MB in two chunks
@@ -215,6 +218,44 @@ def serve(where: str, options: dict[str, Any]) -> Iterator[Any]:
         with ckpt.guard():
             pass
 
+    def interrupt(step: int, place: int) -> dict[str, Any]:
+        """Save behind a long kernel, and have Ctrl-C come then: where, and whether a free slot was written to."""
+        shelf, captures, over, freed = ckpt._shelf, ckpt._saves._captures, threading.Event(), []
+
+        def images() -> list[bytes]:
+            memory = shelf.memory
+            assert memory is not None and memory.slot is not None
+            return [ctypes.string_at(memory.address(memory.slot), memory.layout.nbytes)]
+
+        for name in ("put_back", "take_back"):
+
+            def freeing(*arguments: int, free: Any = getattr(shelf, name)) -> None:
+                taken = shelf.memory is not None and shelf.memory.taken
+                free(*arguments)
+                if taken:
+                    freed[:] = images()
+
+            setattr(shelf, name, freeing)
+
+        def end_the_kernel() -> None:
+            deadline = time.monotonic() + 0.5  # whoever waits may not be seen
+            while not over.is_set() and not (captures.begun and captures.begun.cancelled):
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.001)
+            fake.release()
+
+        fake.hold(stream)
+        kernel = threading.Thread(target=end_the_kernel)
+        kernel.start()
+        interrupt = Interrupt(SAVE, place)
+        found = interrupt.run(lambda: savings.__setitem__(step, ckpt.save(step, when_busy="wait")))
+        del shelf.put_back, shelf.take_back
+        over.set()
+        kernel.join()
+        guard()
+        return {"found": found, "where": interrupt.where, "written": bool(freed) and freed != images()}
+
     for line in sys.stdin:
         word, *rest = json.loads(line)
         match word:
@@ -228,6 +269,8 @@ def serve(where: str, options: dict[str, Any]) -> Iterator[Any]:
                 yield wait(*rest)
             case "guard":
                 yield guard()
+            case "interrupt":
+                yield interrupt(*rest)
             case "restore":
                 yield ckpt.restore(*rest)
             case "digest":

@@ -14,6 +14,25 @@ from zerostall.trainer.world import World
 from zerostall.wire import messages as m
 
 
+def test_who_wakes_the_sealer_for_nothing_has_no_later_save_wake_it() -> None:
+    """A capture that was given up announces its end, too."""
+    sealer = Sealer(SimpleNamespace(), SimpleNamespace(), World.alone(), Stats(), lambda flight, error: None)  # type: ignore[arg-type]
+    looked: list[bool] = []
+
+    class Capture:
+        def done(self) -> bool:
+            looked.append(sealer._early)
+            return False
+
+    sealer.begin()
+    sealer.seal(SimpleNamespace(taken=SimpleNamespace(capture=Capture())))  # type: ignore[arg-type]
+    for times in range(1, 4):
+        os.eventfd_write(sealer.announce, 1)
+        wait_until(lambda times=times: len(looked) == times)
+    assert not any(looked)
+    sealer.close()
+
+
 def test_that_a_save_is_skipped_is_said_after_what_became_of_those_before() -> None:
     """The agent takes a rank's word on a later save for its last on an earlier one."""
     told: list[m.Message] = []

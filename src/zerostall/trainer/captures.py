@@ -52,6 +52,9 @@ class Captures:
     The survey of the state is kept while it fits; pointers, shapes and version counters are read afresh every time.
     The image before is captured first (`guard.settle`): its sources are read again only then. A capture that is done
     announces it to the sealer. `alone`: no other rank holds what a pattern may be meant for.
+
+    Attributes:
+        begun: the capture that was begun last and that nobody sees to yet: no flight has been made of it.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Captures:
     ) -> None:
         self.pool = native.Pool("copy", options.copy_threads)
         self.devices = Devices()
+        self.begun: native.Capture | None = None
         self._state = state
         self._options = options
         self._policies = policies
@@ -136,9 +140,9 @@ class Captures:
             values = rest.values if rest.complete else rest.values.again()
             streams, forecast, sampling = self._on_devices_now() if self._on_devices else _ON_NONE
             image = memory.begin + slot * memory.stride
-            capture = order.begin_at_rest(rest.still, image, memory.busy_at, streams, forecast, sampling)
+            self.begun = capture = order.begin_at_rest(rest.still, image, memory.busy_at, streams, forecast, sampling)
         except BaseException:
-            shelf.put_back(slot)
+            self._put_back(slot)
             raise
         if capture is None:
             shelf.put_back(slot)
@@ -160,11 +164,11 @@ class Captures:
                 self._guard.settle()  # the image before has been captured; here its tears are looked for the last time
                 taken = self._begin(survey, slot)
             except (_Changed, OutdatedError):
-                self._shelf.put_back(slot)
+                self._put_back(slot)
                 survey = self._survey_anew()
                 self._have_memory(survey.layout)
             except BaseException:
-                self._shelf.put_back(slot)
+                self._put_back(slot)
                 raise
             else:
                 if survey.proof is not None and not survey.proof.settled:
@@ -177,7 +181,17 @@ class Captures:
         interrupts.let_go(self._condition)
         self._sealer.let_go()
         if self._sealer.landed >= self._sealer.brought:
+            self._give_up()
             self._shelf.take_back()
+
+    def _put_back(self, slot: int) -> None:
+        self._give_up()
+        self._shelf.put_back(slot)
+
+    def _give_up(self) -> None:
+        if self.begun is not None:
+            interrupts.give_up(self.begun)
+            self.begun = None
 
     def close(self) -> None:
         self.devices.close()
@@ -194,7 +208,7 @@ class Captures:
         values = self._state.values(survey)
         streams, forecast, sampling = self._on_devices_now() if self._on_devices else _ON_NONE
         image = memory.begin + slot * memory.stride
-        capture = order.begin(image, memory.busy_at, streams, forecast, sampling)
+        self.begun = capture = order.begin(image, memory.busy_at, streams, forecast, sampling)
         if capture is None:
             raise _Changed
         self._rest = self._state.rest(survey, values)
@@ -220,7 +234,7 @@ class Captures:
         if straightened.indexes:
             straightened.fill()
         peer = self._lockers.open(*self._shelf.place) if self._lockers.wanted else None
-        capture = native.Capture(
+        self.begun = capture = native.Capture(
             self.pool,
             plan if peer is None else self._coarse(survey.layout),
             sources,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import threading
 
+    from zerostall import native
+
 
 def ended(thread: threading.Thread, seconds: float) -> bool:
     """Wait for a thread that has been told to end; whether it needs nothing any more.
@@ -21,6 +23,13 @@ def ended(thread: threading.Thread, seconds: float) -> bool:
     except RuntimeError:  # it is beginning just now
         return False
     return not thread.is_alive()
+
+
+def give_up(capture: native.Capture) -> None:
+    """Return when what was begun in vain writes into its slot no more and reads no tensor: its devices neither."""
+    capture.cancel()
+    with contextlib.suppress(Exception):  # it came to nothing anyway
+        capture.wait(None)
 
 
 def let_go(condition: threading.Condition) -> None:

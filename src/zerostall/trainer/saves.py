@@ -151,6 +151,7 @@ class Saves:
         thread = get_ident()
         flight = Flight(name, taken, saving, wish, start, thread, Tears(taken.changed, thread, self._looking))
         try:
+            self._captures.begun = None  # from here on it is the sealer's
             ledger.accept(saving)
             self.guard.watch(flight)
             self._sealer.seal(flight)

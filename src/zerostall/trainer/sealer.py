@@ -154,7 +154,7 @@ class Sealer:
                 continue
             os.eventfd_read(self.announce)
             self._spent.clear()
-            if not self._finish_done():
+            if not self._finish_done() and not self._flights:
                 # The capture ended before its flight was here. Whoever brings it sees this, or is seen now.
                 self._early = True
                 self._finish_done()
