@@ -89,6 +89,17 @@ def test_every_way_of_dealing_out_is_restored_into_every_other(start: Start, tmp
         assert not same(found, torch.load(expected / f"{number}")), number
 
 
+def test_every_way_over_every_mesh_is_restored_into_every_other(start: Start, tmp_path: Path) -> None:
+    """Model and optimizer, one to three dimensions, one to eight ranks: parts of unequal size, none at all, strips."""
+    empty = strips = 0
+    for said in start(8, "any_to_any", tmp_path / "run").wait():
+        counts = re.search(r"^restored (\d+) empty (\d+) strips (\d+)", said, re.MULTILINE)
+        assert counts is not None and int(counts[1]) >= 7 * 4, said
+        empty += int(counts[2])
+        strips += int(counts[3])
+    assert empty > 50 and strips > 20
+
+
 def test_data_goes_on_where_all_ranks_together_were_whatever_their_number(start: Start, tmp_path: Path) -> None:
     """Each number is seen once, though two ranks begin, three go on, and one ends."""
     seen: list[int] = []
@@ -149,7 +160,23 @@ def test_what_is_each_ranks_own_stays_so_and_what_only_some_call_is_told(start: 
         assert "s.groups[0].ids[0] (rank" in said
 
 
-@pytest.mark.parametrize(("kind", "size"), [("fsdp", 3), ("ddp", 2)])
+KILLED = [
+    ("ddp", 2),
+    ("fsdp", 3),
+    ("mixed", 2),  # low precision, and parameters in host memory between uses
+    ("hsdp", 4),
+    ("tp", 2),
+    ("sp", 2),
+    ("2d", 4),
+    ("3d", 8),
+    ("stages", 2),
+    ("zero", 3),
+    ("fsdp1", 2),
+    ("fsdp1-orig-mixed", 2),
+]
+
+
+@pytest.mark.parametrize(("kind", "size"), KILLED)
 def test_killed_and_resumed_is_bit_equal(start: Start, tmp_path: Path, kind: str, size: int) -> None:
     expected = tmp_path / "expected"
     start(size, "resumed", tmp_path / "whole", kind, 5, expected).wait()
