@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -79,6 +80,47 @@ def test_ranks_read_at_once_and_share(tmp_path: Path, monkeypatch: pytest.Monkey
     assert clients[WORLD].bytes[0][chunk:] == made[0].bytes[chunk:]
     assert fetches.busy()
     for client in clients:
+        client.let_go()
+    assert not fetches.busy()
+    fetches.close()
+
+
+@pytest.mark.parametrize("tier", ["disk", "remote", "replica"])
+def test_whatever_tier_it_comes_from_each_chunk_is_read_once_on_a_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str
+) -> None:
+    disk = DiskTier(tmp_path / "run", native.Pool("test", 1))
+    place = disk if tier == "disk" else DiskTier(tmp_path / "elsewhere", native.Pool("test", 1))
+    made = HandMade(LAYOUT, 7)
+    place.put(made.image)
+    place.commit(manifest_of(made.record))
+    read: list[int] = []
+    get = place.get
+
+    def counted(step: int, rank: int, address: int, *, chunks: Any = None) -> Any:
+        read.extend(chunks)
+        return get(step, rank, address, chunks=chunks)
+
+    monkeypatch.setattr(place, "get", counted)
+    inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    fetches = Fetches(disk, inbox.put, Governor())
+    if tier == "remote":
+        fetches.remote = cast("Any", place)
+    if tier == "replica":
+        others = {"afar": place, "lend": lambda request, rank: None, "source": lambda step, rank: ""}
+        fetches.elsewhere = cast("Any", types.SimpleNamespace(**others))
+    wants = [(0,), (0, 1), (1,), (1, 0), (0,)]
+    clients = [Trainer() for _ in wants]
+    for client, chunks in zip(clients, wants, strict=True):
+        fetches.fetch(cast("Any", client), {}, 0, m.Fetch(id=1, step=7, tier=tier, rank=0, chunks=chunks))
+    for _ in clients:
+        inbox.get(timeout=60)()
+    assert sorted(read) == [0, 1]
+    size = made.record.chunk_bytes
+    for client, chunks in zip(clients, wants, strict=True):
+        for chunk in chunks:
+            part = slice(chunk * size, (chunk + 1) * size)
+            assert client.bytes[0][part] == made.bytes[part]
         client.let_go()
     assert not fetches.busy()
     fetches.close()
