@@ -1,4 +1,4 @@
-"""Any way of dealing out over a mesh into any other, on other numbers of ranks: sizes that fit nowhere, strips, nothing."""
+"""Any way of dealing out over a mesh into any other, on other numbers of ranks: odd sizes, strips, empty parts."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def any_to_any(where: str) -> None:
     groups = {count: dist.new_group(list(range(count))) for count in range(1, size + 1)}
     empty = strips = restored = 0
     for number, mesh in enumerate(meshes):
-        run = f"{where}-{number}"
+        run = f"{where}/new/deep/{number}"  # made by all of them at once
         if rank < mesh.size():
             job = Meshed(mesh, number, filled=True)
             empty += sum(not parameter.to_local().numel() for parameter in job.model.parameters())

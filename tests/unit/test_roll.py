@@ -75,12 +75,36 @@ def test_a_rank_that_is_gone_spoils_what_it_has_not_sealed() -> None:
 def test_ranks_are_waited_for_and_given_up() -> None:
     roll = Roll(3)
     roll.sealed(1, save(1), 100.0)
+    assert roll.late(100.5, 1.0, 16) == []
+    assert roll.late(101.5, 1.0, 16) == [(save(1), (0, 2))]
+    assert roll.late(102.5, 1.0, 16) == []  # that is known
     assert roll.awaited(120.0, 30.0) == []
     assert roll.awaited(131.0, 30.0) == [(save(1), (0, 2))]
     assert roll.awaited(132.0, 30.0) == []
     assert roll.overdue(150.0, 60.0) == NOTHING
     assert roll.overdue(161.0, 60.0).spoiled == (Spoiled(save(1), 0, "it has not saved it for 60 s"),)
     assert roll.pending() == []
+
+
+def test_ranks_that_come_late_hear_the_same_reason() -> None:
+    roll = Roll(4)
+    roll.passed(2, save(1), "out of memory")
+    told = Spoiled(save(1), 2, "out of memory")
+    assert roll.sealed(1, save(1), 0.0).spoiled == (told,)
+    roll.sealed(2, save(2), 0.0)
+    assert roll.sealed(0, save(1), 1.0).spoiled == (told,)  # not rank 1, which has sealed it, too
+    assert roll.sealed(3, save(1), 1.0).spoiled == (told,)
+    roll = Roll(3)
+    roll.sealed(0, save(1), 0.0)
+    roll.sealed(1, save(1), 0.0)
+    (given_up,) = roll.overdue(70.0, 60.0).spoiled
+    assert roll.sealed(2, save(1), 71.0).spoiled == (given_up,)
+    roll.sealed(0, save(2), 0.0)
+    roll.revoked(0, save(2), "torn")
+    assert roll.sealed(1, save(2), 0.0).spoiled == (Spoiled(save(2), 0, "torn"),)
+    for step in range(3, 1000):  # what is long over is forgotten
+        roll.passed(0, save(step), "no")
+    assert len(roll._fates) < 100
 
 
 def test_one_rank_needs_nobody() -> None:

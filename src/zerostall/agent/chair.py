@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 1.0
 _AWAITED_SECONDS = 30.0
+_LATE_SECONDS = 1.0
 
 
 class Caller(Protocol):
@@ -147,13 +148,18 @@ class Chair:
 
     def look(self, patience: float) -> None:
         now = time.monotonic()
+        for save, ranks in self._roll.late(now, _LATE_SECONDS, NAMED):
+            self._awaiting(save, ranks, quiet=True)
         for save, ranks in self._roll.awaited(now, min(_AWAITED_SECONDS, patience / 2)):
             log.warning("%s: step %d waits for ranks %s", self._where, save.step, ranks[:NAMED])
-            self._verdicts.awaiting(save, ranks)
-            if self.fellows:
-                self.fellows.tell(n.Awaiting(save, ranks[:NAMED]))
+            self._awaiting(save, ranks[:NAMED])
         self._heed(self._roll.overdue(now, patience))
         self.choosing.look(again=_LOOK_SECONDS / 4)
+
+    def _awaiting(self, save: Save, ranks: tuple[int, ...], *, quiet: bool = False) -> None:
+        self._verdicts.awaiting(save, ranks, quiet=quiet)
+        if self.fellows:
+            self.fellows.tell(n.Awaiting(save, ranks, quiet))
 
     def look_in(self) -> float | None:
         copies = self.choosing.look_in()

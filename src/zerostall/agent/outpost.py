@@ -161,7 +161,7 @@ class Outpost:
                 if message.hold:
                     verdicts.hold(message.hold)
             case n.Awaiting():
-                verdicts.awaiting(message.save, message.ranks)
+                verdicts.awaiting(message.save, message.ranks, quiet=message.quiet)
             case m.Plan():
                 verdicts.plan(message)
             case n.Copy():

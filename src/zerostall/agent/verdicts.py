@@ -90,11 +90,11 @@ class Verdicts:
         for berth in self.berths.values():
             berth.send(m.Hold(epoch=self.epoch, step=step))
 
-    def awaiting(self, save: Save, ranks: tuple[int, ...]) -> None:
-        """Those that have sealed the save hear whom it waits for."""
+    def awaiting(self, save: Save, ranks: tuple[int, ...], *, quiet: bool = False) -> None:
+        """Those that have sealed the save hear whom it waits for; `quiet`: and need not say so yet."""
         for berth in self.berths.values():
             if (created := berth.created_of(save)) is not None:
-                berth.send(m.Awaiting(step=save.step, created=created, ranks=ranks[:NAMED]))
+                berth.send(m.Awaiting(step=save.step, created=created, ranks=ranks[:NAMED], quiet=quiet))
 
     def plan(self, plan: m.Plan) -> None:
         for berth in self.berths.values():

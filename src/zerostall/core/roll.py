@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 _FARTHEST = 4096
+_REMEMBERED = 64
+"""Of so many spoiled saves it is known why: ranks that seal one of them later hear the same as the others did."""
 
 
 class Save(msgspec.Struct, frozen=True, order=True):
@@ -73,11 +75,12 @@ NOTHING = News()
 
 @dataclass(slots=True)
 class _Pending:
-    """A save that some ranks have sealed, since a time, and those that have not."""
+    """A save that some ranks have sealed, since a time, and those that have not; `named`: those that were told."""
 
     missing: set[int]
     since: float
     told: float
+    named: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class Roll:
     _pending: dict[Save, _Pending] = field(default_factory=dict)
     _latest: dict[int, _Said] = field(default_factory=dict)
     _lost: dict[int, str] = field(default_factory=dict)
+    _fates: dict[Save, Spoiled] = field(default_factory=dict)
     _newest: Save = NONE
     _hold: Save = NONE
     _reach: int = 1
@@ -114,7 +118,7 @@ class Roll:
             culprit = next((r for r in range(self.world) if r != rank and self._has_passed(r, save)), None)
             if culprit is not None:
                 reason, skipped = self._why(culprit, save)
-                spoiled.append(Spoiled(save, culprit, reason, skipped))
+                spoiled.append(self._fates.get(save) or Spoiled(save, culprit, reason, skipped))
                 return News(spoiled=tuple(spoiled), hold=self._held(save) if skipped else 0)
             one = self._pending[save] = _Pending(set(range(self.world)), now, now)
         one.missing.discard(rank)
@@ -132,6 +136,8 @@ class Roll:
         """
         self._say(rank, save, reason, skipped)
         sealed_by_others = save in self._pending
+        if not sealed_by_others:
+            self._remember(Spoiled(save, rank, reason, skipped))
         spoiled = self._pass(rank, [one for one in self._pending if one < save], reason)
         spoiled += self._pass(rank, [save] if sealed_by_others else [], reason, skipped=skipped)
         return News(spoiled=tuple(spoiled), hold=self._held(save) if skipped and sealed_by_others else 0)
@@ -140,6 +146,7 @@ class Roll:
         """What a rank had sealed is worth nothing after all, be the save pending or clean."""
         self._say(rank, save, reason)
         self._pending.pop(save, None)
+        self._remember(Spoiled(save, rank, reason))
         return News(spoiled=(Spoiled(save, rank, reason, revoked=True),))
 
     def began(self, rank: int, epoch: int) -> News:
@@ -162,7 +169,18 @@ class Roll:
         for save, _ in late:
             del self._pending[save]
         why = f"it has not saved it for {patience:.0f} s"
-        return News(spoiled=tuple(Spoiled(save, rank, why) for save, rank in late))
+        spoiled = tuple(Spoiled(save, rank, why) for save, rank in late)
+        self._remember(*spoiled)
+        return News(spoiled=spoiled)
+
+    def late(self, now: float, after: float, most: int) -> list[tuple[Save, tuple[int, ...]]]:
+        """Saves pending for `after` seconds and the first `most` ranks they wait for, where these were not told yet."""
+        found = []
+        for save, one in self._pending.items():
+            if now - one.since >= after and (ranks := tuple(sorted(one.missing)[:most])) != one.named:
+                one.named = ranks
+                found.append((save, ranks))
+        return found
 
     def awaited(self, now: float, every: float) -> list[tuple[Save, tuple[int, ...]]]:
         """Saves that have been pending for `every` seconds, or as long again, and the ranks they wait for."""
@@ -206,4 +224,12 @@ class Roll:
         gone = sorted(save for save in saves if whoever or rank in self._pending[save].missing)
         for save in gone:
             del self._pending[save]
-        return [Spoiled(save, rank, reason, skipped) for save in gone]
+        spoiled = [Spoiled(save, rank, reason, skipped) for save in gone]
+        self._remember(*spoiled)
+        return spoiled
+
+    def _remember(self, *spoiled: Spoiled) -> None:
+        for one in spoiled:
+            self._fates.setdefault(one.save, one)
+        while len(self._fates) > _REMEMBERED:
+            del self._fates[next(iter(self._fates))]

@@ -204,8 +204,10 @@ class Ledger:
                 case m.Spoiled():
                     self._spoiled(event)
                 case m.Awaiting():
-                    if self._saving_of(event):
-                        log.warning("step %d: waiting for rank %s", event.step, ", ".join(map(str, event.ranks)))
+                    if saving := self._saving_of(event):
+                        saving._awaited = event.ranks
+                        if not event.quiet:
+                            log.warning("step %d: waiting for rank %s", event.step, ", ".join(map(str, event.ranks)))
                 case m.Replaced():
                     if saving := self._saving_of(event):
                         self._replaced(saving, event.tier)

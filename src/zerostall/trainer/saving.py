@@ -57,6 +57,7 @@ class Saving(msgspec.Struct, eq=False, weakref=True):
     _lost: bool = False  # likewise: its capture came to nothing, and that was seen to
     _tiers: frozenset[str] = frozenset()
     _errors: dict[str, ZerostallError] = {}  # never changed, but replaced
+    _awaited: tuple[int, ...] = ()  # ranks of which the agent has heard nothing of this save
 
     @property
     def tiers(self) -> frozenset[str]:
@@ -105,8 +106,18 @@ class Saving(msgspec.Struct, eq=False, weakref=True):
                     raise error
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
-                    raise WaitTimeoutError(f"step {self.step} did not reach the tier {tier!r} in time")
+                    raise self._late(tier)
                 self._desk.condition.wait(left)
+
+    def _late(self, tier: str) -> WaitTimeoutError:
+        what = f"step {self.step} did not reach the tier {tier!r} in time"
+        if not self._awaited or self._tiers:
+            return WaitTimeoutError(what)
+        ranks = ", ".join(map(str, self._awaited))
+        return WaitTimeoutError(
+            f"{what}: nothing has been heard of it from rank {ranks}",
+            hint="they are slow, hang, or do not save this step: every rank saves the same ones",
+        )
 
     def __repr__(self) -> str:
         fate = f"skipped: {self.skipped}" if self.skipped else f"tiers: {', '.join(sorted(self.tiers)) or 'none yet'}"

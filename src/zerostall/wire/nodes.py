@@ -159,10 +159,11 @@ class Verdict(Message, frozen=True):
 
 
 class Awaiting(Message, frozen=True):
-    """A save is not clean yet: these ranks have said nothing of it."""
+    """A save is not clean yet: these ranks have said nothing of it. `quiet`: it is early to say so in a log."""
 
     save: Save
     ranks: tuple[int, ...]
+    quiet: bool = False
 
 
 class Keep(Message, frozen=True):

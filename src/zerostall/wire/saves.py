@@ -163,11 +163,16 @@ class Spoiled(Message, frozen=True):
 
 
 class Awaiting(Message, frozen=True):
-    """A save that this rank has sealed is not clean yet: these ranks have said nothing of it."""
+    """A save that this rank has sealed is not clean yet: these ranks have said nothing of it.
+
+    Attributes:
+        quiet: it is early to say so in a log; who stops waiting is told.
+    """
 
     step: int
     created: float
     ranks: tuple[int, ...]
+    quiet: bool = False
 
 
 class Hold(Message, frozen=True):
