@@ -126,9 +126,55 @@ def test_a_folder_that_is_no_checkpoint_is_named_whatever_it_is_taken_for(tmp_pa
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_of_several_ranks_says_what_to_do(tmp_path: Path) -> None:
+def ranks(folder: Path, *states: object, name: str = "model") -> Path:
+    folder.mkdir(exist_ok=True)
+    for rank, state in enumerate(states):
+        torch.save(state, folder / f"{name}_{rank}.pt")
+    return folder
+
+
+def test_ranks_that_contradict_each_other_are_refused_by_name_and_number(tmp_path: Path) -> None:
+    """Nobody can say which is right, or how the parts fit together."""
+    w = torch.arange(6.0)
+    cases: dict[str, list[object]] = {
+        "model.w is whole and has other elements on rank 2": [{"w": w}, {"w": w}, {"w": w + 1}],
+        "model.w has another shape or type on rank 1": [{"w": w}, {"w": w[:3].clone()}],
+        r"model.w\.x\[1\] has another shape or type on rank 1": [{"w": {"x": [1, w]}}, {"w": {"x": [1, w.half()]}}],
+        "model.w is a tensor on one rank and something else on rank 1": [{"w": w}, {"w": 3}],
+    }
+    for number, (words, states) in enumerate(cases.items()):
+        with pytest.raises(FormatError, match=words) as caught:
+            zerostall.import_file(ranks(tmp_path / f"{number}", *states), tmp_path / "run", 1)
+        assert "--key" in caught.value.hint
     for rank in range(2):
-        (tmp_path / f"model_{rank}.pt").write_bytes(saved())
-    with pytest.raises(CapabilityError, match="is of several ranks") as caught:
-        zerostall.import_file(tmp_path, tmp_path / "run", 1)
-    assert "dcp.save" in caught.value.hint
+        safetensors.torch.save_file({"w": w}, tmp_path / f"model_{rank}.safetensors")
+    with pytest.raises(CapabilityError, match="do not say how they fit together") as unclear:
+        zerostall.import_file(tmp_path, tmp_path / "run", 1, ImportOptions(format="torch_checkpointing"))
+    assert "dcp.save" in unclear.value.hint
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_item_may_be_taken_alone_though_others_are_each_ranks_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = ranks(tmp_path / "folder", {"w": torch.ones(3)}, {"w": torch.ones(3), "extra": torch.zeros(2)})
+    ranks(folder, {"state": torch.ones(5)}, {"state": torch.zeros(5)}, name="rng")
+    ranks(folder, {"epoch": 1, "ids": [0]}, {"epoch": 1, "ids": [7]}, name="values")
+    with pytest.raises(FormatError, match=r"rng\.state is whole and has other elements on rank 1"):
+        zerostall.import_file(folder, tmp_path / "run", 1)
+    zerostall.import_file(folder, tmp_path / "run", 1, ImportOptions(key="model"))
+    assert set(zerostall.load(tmp_path / "run", 1)["model"]) == {"w", "extra"}
+    for rank in range(2):
+        (folder / f"rng_{rank}.pt").unlink()
+    zerostall.import_file(folder, tmp_path / "run", 2)
+    assert "values.ids[0] (rank 1)" in caplog.text and "epoch" not in caplog.text
+    assert zerostall.load(tmp_path / "run", 2)["values"] == {"epoch": 1, "ids": [0]}
+
+
+def test_tensors_at_one_place_of_two_files_are_two(tmp_path: Path) -> None:
+    """They were taken for one, and the second had the first one's bytes."""
+    folder = ranks(tmp_path / "folder", {"w": torch.ones(300)})
+    ranks(folder, {"w": torch.zeros(300)}, name="average")
+    assert zerostall.import_file(folder, tmp_path / "run", 1).tensors == 2
+    found = zerostall.load(tmp_path / "run", 1)
+    assert found["model"]["w"].sum() == 300 and found["average"]["w"].sum() == 0

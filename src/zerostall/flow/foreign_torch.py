@@ -1,4 +1,4 @@
-"""Other people's files of torch.save, and the folders of torch_checkpointing, which consist of them."""
+"""Other people's files of torch.save, and the folders of torch_checkpointing, which consist of them, rank by rank."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 from zerostall.core.quoting import clip
 from zerostall.errors import CapabilityError, FormatError
 from zerostall.flow.foreign_safetensors import read_safetensors
+from zerostall.flow.merged_ranks import Merged
 from zerostall.flow.readable import OpenFile
 from zerostall.flow.torch_archive import MAGIC, read_archive
 from zerostall.tiers.files import opened, read_file, real
@@ -33,8 +34,8 @@ def is_archive(path: Path) -> bool:
         return bytes(head) == MAGIC
 
 
-def read_torch(path: Path, stack: ExitStack) -> object:
-    """What torch.load would return of a file; it stays open in `stack`.
+def read_torch(path: Path, stack: ExitStack, *, parts: bool = False) -> object:
+    """What torch.load would return of a file; it stays open in `stack`. `parts` as in `read_archive`.
 
     Raises:
         FormatError: it is none, is damaged, or would need code of its own to be read; names it.
@@ -42,52 +43,62 @@ def read_torch(path: Path, stack: ExitStack) -> object:
     """
     path = real(path)
     file = OpenFile(stack.enter_context(opened(path)), path)
-    return read_archive(file, 0, file.nbytes, str(path))
+    return read_archive(file, 0, file.nbytes, str(path), parts=parts)
 
 
-def items_in(folder: Path) -> dict[str, Path]:
-    """The files of a torch_checkpointing folder of one rank, by what they hold.
+def items_in(folder: Path) -> dict[str, dict[int, Path]]:
+    """The files of a torch_checkpointing folder, by what they hold and by rank.
 
     Raises:
         FormatError: two files have the same thing.
-        CapabilityError: it is of several ranks.
     """
-    found: dict[str, Path] = {}
+    found: dict[str, dict[int, Path]] = {}
     for path in sorted(folder.iterdir()):
         match = _ITEM.fullmatch(path.name)
         if match is None:
             continue
-        if match[2] != "0":
-            raise CapabilityError(
-                f"{folder} is of several ranks ({path.name}): how their parts fit together only its writer can say",
-                hint="load it with torch_checkpointing, and save it with dcp.save or torch.save",
-            )
-        if match[1] in found:
-            raise FormatError(f"{folder} has {clip(match[1])} twice: {found[match[1]].name} and {path.name}")
-        found[match[1]] = path
+        ranks = found.setdefault(match[1], {})
+        rank = int(match[2])
+        if rank in ranks:
+            raise FormatError(f"{folder} has {clip(match[1])} twice: {ranks[rank].name} and {path.name}")
+        ranks[rank] = path
     return found
 
 
-def read_torch_checkpointing(folder: Path, stack: ExitStack) -> dict[str, object]:
-    """The items that `CheckpointManager.save` was given.
+def read_torch_checkpointing(folder: Path, stack: ExitStack, only: str | None = None) -> dict[str, object]:
+    """The items that `CheckpointManager.save` was given: of several ranks put together again. `only`: that one alone.
 
     Raises:
-        FormatError: a file is damaged, or would need code of its own to be read; names it.
-        CapabilityError: the folder is of several ranks.
+        FormatError: a file is damaged, would need code of its own to be read, or ranks contradict each other; names it.
+        CapabilityError: an item of several ranks is in files that do not say how their parts fit together.
     """
     if not folder.is_dir():
         raise FormatError(f"{folder} is no folder of torch_checkpointing: it is no folder at all")
     items = items_in(folder)
     if not items:
         raise FormatError(f"{folder} holds no files as torch_checkpointing names them (model_0.pt)")
-    return {name: _item(path, stack) for name, path in items.items()}
+    if only in items:
+        items = {only: items[only]}
+    merged = Merged(folder)
+    found = {name: merged.item(name, _ranks(name, paths, folder, stack)) for name, paths in items.items()}
+    merged.tell()
+    return found
+
+
+def _ranks(name: str, paths: dict[int, Path], folder: Path, stack: ExitStack) -> list[tuple[int, object]]:
+    if len(paths) > 1 and any(path.suffix == ".safetensors" for path in paths.values()):
+        raise CapabilityError(
+            f"{folder} has {clip(name)} of several ranks in safetensors files, which do not say how they fit together",
+            hint="load it with torch_checkpointing, and save it with dcp.save or torch.save",
+        )
+    return [(rank, _item(path, stack)) for rank, path in sorted(paths.items())]
 
 
 def _item(path: Path, stack: ExitStack) -> object:
     if path.suffix == ".safetensors":
         return read_safetensors(path, stack)
     if path.suffix == ".pt":
-        return read_torch(path, stack)
+        return read_torch(path, stack, parts=True)
     try:
         return msgspec.json.decode(read_file(real(path), _MAX_JSON))
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:

@@ -123,7 +123,7 @@ def format_of(source: Path, options: ImportOptions) -> ImportFormat:
         index = index_in(source)
         if index is not None and index.name in (INDEX, "model.safetensors"):
             return "huggingface"
-        if any(path.suffix == ".pt" for path in items_in(source).values()):
+        if any(path.suffix == ".pt" for ranks in items_in(source).values() for path in ranks.values()):
             return "torch_checkpointing"
         if index is not None:
             return "huggingface"
@@ -147,7 +147,7 @@ def _loaded(source: Path, options: ImportOptions, stack: contextlib.ExitStack) -
         case "torch":
             return read_torch(source, stack)
         case "torch_checkpointing":
-            return read_torch_checkpointing(source, stack)
+            return read_torch_checkpointing(source, stack, options.key)
 
 
 def chosen_entry(loaded: object, key: str | None, source: Path) -> object:

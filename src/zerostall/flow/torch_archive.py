@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from zerostall.core import pickles
+from zerostall.core import dtensors, pickles
 from zerostall.core.dtypes import DTYPES
 from zerostall.core.inert import Global, Made
 from zerostall.core.mosaic import Tile
@@ -20,6 +20,7 @@ from zerostall.core.safetensors import MAX_BYTES, MAX_RANK
 from zerostall.errors import FormatError
 
 if TYPE_CHECKING:
+    from zerostall.core.boxes import Box
     from zerostall.core.inert import Name
     from zerostall.flow.readable import Source
 
@@ -54,6 +55,9 @@ _ALLOWED: frozenset[Name] = frozenset(
         *(("torch._utils", name) for name in (*_REBUILDERS, "_rebuild_parameter")),
         ("torch.storage", "UntypedStorage"),
         ("torch.serialization", "_get_layout"),
+        ("torch._tensor", "_rebuild_from_type_v2"),
+        ("torch._utils", "_rebuild_wrapper_subclass"),
+        *dtensors.NAMES,
     }
 )
 
@@ -78,16 +82,31 @@ class Loose:
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """What one rank has of a tensor that was dealt out.
+
+    Attributes:
+        shape: of the whole tensor.
+        boxes: which boxes of it are here, each with where it lies in `local`.
+    """
+
+    local: Loose
+    shape: tuple[int, ...]
+    boxes: tuple[tuple[Box, Box], ...]
+
+
 class _Storage(NamedTuple):
     key: str
     dtype: str | None  # None: its tensors say it
     elements: int
 
 
-def read_archive(source: Source, begin: int, nbytes: int, what: str) -> object:
+def read_archive(source: Source, begin: int, nbytes: int, what: str, *, parts: bool = False) -> object:
     """What torch.load would return of the archive in bytes `begin` to `begin + nbytes` of a source.
 
-    Tensors are `Loose`; parameters are tensors; torch's data types and devices are inert.
+    Tensors are `Loose`; parameters are tensors; torch's data types and devices are inert. `parts`: there is a `Part` of
+    each distributed tensor; without, those of which not all is here are refused.
 
     Raises:
         FormatError: it is no such archive, is damaged, or would need code of its own to be read; names `what`.
@@ -102,7 +121,7 @@ def read_archive(source: Source, begin: int, nbytes: int, what: str) -> object:
         raise FormatError(f"{what} was written on a machine of another byte order")
     data = _bytes(source, entries[pickled[0]], pickles.MAX_PICKLE, what)
     value = pickles.read(data, _ALLOWED, persistent=_storage, source=what)
-    return _Tensors(source, entries, top, what, 64 * len(data) + 1000).of(value)
+    return _Tensors(source, entries, top, what, 64 * len(data) + 1000, parts).of(value)
 
 
 def _bytes(source: Source, place: tuple[int, int], most: int, what: str) -> bytes:
@@ -214,7 +233,10 @@ def _wide(extra: bytes, plain: int, stored: int, local: int) -> tuple[int, int, 
 class _Tensors:
     """Puts tensors in the place of what torch's functions would have made them of."""
 
-    def __init__(self, source: Source, entries: dict[str, tuple[int, int]], top: str, what: str, budget: int) -> None:
+    def __init__(
+        self, source: Source, entries: dict[str, tuple[int, int]], top: str, what: str, budget: int, parts: bool
+    ) -> None:
+        self._parts = parts
         self._source, self._entries, self._top, self._what = source, entries, top, what
         self._budget = budget  # a small file can refer to itself so often that nobody could walk it
 
@@ -244,10 +266,41 @@ class _Tensors:
         if module == "torch._utils" and made.args:
             if name == "_rebuild_parameter":
                 return self.of(made.args[0], depth + 1)
-            return self._tensor(made)
+            if name != "_rebuild_wrapper_subclass":
+                return self._tensor(made)
+        if module == "torch._tensor":
+            return self._dealt_out(made, depth)
         if name == "Size" and len(made.args) == 1:
             return tuple(_sizes(made.args[0], self._what))
         return made
+
+    def _dealt_out(self, made: Made, depth: int) -> Loose | Part:
+        """A DTensor: its local part where several ranks have it, and itself where all of it is here."""
+        kinds = tuple(one.name[1] for one in made.args[:2] if type(one) is Global)
+        state = made.args[3] if len(made.args) == 4 else None
+        if type(state) is tuple and len(state) == 2:  # attributes, of which it has none, and slots
+            state = state[1]
+        if kinds != ("_rebuild_wrapper_subclass", "DTensor") or type(state) is not dict:
+            raise self._refused("a tensor of a class of its own cannot be read")
+        held = cast("dict[object, object]", state)
+        local = self.of(held.get("_local_tensor"), depth + 1)
+        if not isinstance(local, Loose):
+            raise self._refused("a distributed tensor without a local one")
+        try:
+            shape, own = dtensors.read(held.get("_spec"))
+        except FormatError as error:
+            raise self._refused(f"a distributed tensor cannot be read: {error.args[0]}") from None
+        if own is not None and own.shape != local.shape:
+            raise self._refused(f"a distributed tensor has {local.shape} here, and its placements say {own.shape}")
+        boxes = own.boxes() if own is not None else []
+        if self._parts:  # what one rank has whole may be cut all the same, and the others have nothing
+            return Part(local, shape, tuple(boxes))
+        if not dtensors.whole(shape, boxes):
+            raise FormatError(
+                f"{self._what} has a part of a tensor {clip(shape)} that is dealt out over several ranks",
+                hint="import the folder that has the files of all ranks, or save it with dcp.save",
+            )
+        return local
 
     def _tensor(self, made: Made) -> Loose:
         storage, first, *rest = made.args if len(made.args) > 1 else (None, None)
@@ -272,7 +325,8 @@ class _Tensors:
         distinct = math.prod(size for size, stride in zip(shape, strides, strict=True) if stride or not size)
         if distinct * itemsize > entry[1]:
             raise self._refused(f"a tensor {clip(shape)} has more elements than its storage of {entry[1]} bytes")
-        return Loose(dtype, shape, (tile,), (self._source,), (entry[0], first, dtype, shape, strides))
+        place = (self._source, entry[0], first, dtype, shape, strides)
+        return Loose(dtype, shape, (tile,), (self._source,), place)
 
     def _refused(self, why: str) -> FormatError:
         return FormatError(f"{self._what}: {why}")
