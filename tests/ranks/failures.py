@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -35,10 +36,10 @@ class Fickle:
         self.count = state["count"]
 
 
-def told(saving: zerostall.Saving, timeout: float) -> str:
+def told(saving: zerostall.Saving, timeout: float, tier: str = "host") -> str:
     began = time.monotonic()
     try:
-        saving.wait("host", timeout=timeout)
+        saving.wait(tier, timeout=timeout)
     except ZerostallError as error:
         return f"{type(error).__name__}: {error}"
     return f"clean after {time.monotonic() - began:.1f} s"
@@ -77,3 +78,16 @@ def one_fails(where: str) -> None:
     with zerostall.Checkpointer(where, rng=False, s=target, fickle=fickle) as ckpt:
         assert ckpt.restore() == 6
     assert torch.equal(target["w"], torch.arange(9.0)) and torch.equal(target["new"], torch.full((5,), 3.0))
+
+
+def disk_fails(where: str, mended: str) -> None:
+    """What each rank hears of a step whose image of rank 2 cannot be written; and of the next, once that can be."""
+    state: dict[str, object] = {"w": torch.arange(9.0) + dist.get_rank()}
+    with zerostall.Checkpointer(where, rng=False, s=zerostall.RankLocal(state)) as ckpt:
+        say("first", told(ckpt.save(1), 60, "disk"))
+        dist.barrier()
+        deadline = time.monotonic() + 60
+        while not Path(mended).exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        say("second", told(ckpt.save(2, when_busy="wait"), 60, "disk"))
+        dist.barrier()

@@ -98,10 +98,13 @@ class DiskTier:
     def put_by(self, step: int, rank: int, layout: Layout, write: Callable[[int], Record]) -> Record:
         """As `put`, of an image that `write` puts into the open file by itself; it returns the image's record."""
         folder = self._begin(step, layout)
-        with storage_errors(folder, f"step {step}", layout.nbytes):
+        image, beside = folder / names.image_file(rank), folder / names.record_file(rank)
+        with storage_errors(image, f"step {step}", layout.nbytes):
             require_room(self.where, layout.nbytes)
-            record = write_by(folder / names.image_file(rank), write, self.modes)
-            write_file(folder / names.record_file(rank), manifests.encode_record(record), self.modes)
+            record = write_by(image, write, self.modes)
+        with storage_errors(beside, f"step {step}", layout.nbytes):
+            write_file(beside, manifests.encode_record(record), self.modes)
+        with storage_errors(folder, f"step {step}", layout.nbytes):
             fsync_folder(folder)
         return record
 
