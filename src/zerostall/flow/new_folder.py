@@ -23,7 +23,7 @@ class NewFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._nonce = secrets.token_hex(4)
+        self._nonce, self._old_nonce = secrets.token_hex(4), secrets.token_hex(4)
         self.names: list[str] = []
 
     @contextlib.contextmanager
@@ -40,6 +40,10 @@ class NewFolder:
 
     def partial(self, name: str) -> Path:
         return self.path / swept.partial(name, self._nonce)
+
+    def outgoing(self, name: str) -> Path:
+        """What an old file is called until all new ones have their names."""
+        return self.path / swept.partial(name, self._old_nonce)
 
 
 @contextlib.contextmanager
@@ -73,9 +77,9 @@ def new_folder(out: Path, *, overwrite: bool, nbytes: int, ours: Callable[[str],
         raise no_room(out, out.name, nbytes)
     with storage_errors(out, out.name, nbytes), contextlib.ExitStack() as stack:
         make_folder(out)
-        stack.enter_context(swept.swept(out, ours))
         folder = NewFolder(out)
         try:
+            stack.enter_context(swept.swept(out, ours))
             yield folder
             _give_names(folder, old)
         except BaseException:
@@ -85,19 +89,35 @@ def new_folder(out: Path, *, overwrite: bool, nbytes: int, ours: Callable[[str],
                 with contextlib.suppress(OSError):
                     out.rmdir()
             raise
-        fsync_folder(out)
 
 
 def _give_names(folder: NewFolder, old: list[str]) -> None:
+    """The old files go, the new ones get their names; where that fails half way, the old ones have theirs again."""
     last = folder.names[-1]
-    for name in sorted(old, key=lambda name: name != last):
-        (folder.path / name).unlink(missing_ok=True)
-    if old:
-        fsync_folder(folder.path)
-    for name in folder.names:
-        if name == last:
+    done: list[tuple[Path, Path]] = []
+
+    def rename(before: Path, after: Path) -> None:
+        before.rename(after)
+        done.append((before, after))
+
+    try:
+        for name in sorted(old, key=lambda name: name != last):
+            rename(folder.path / name, folder.outgoing(name))
+        if old:
             fsync_folder(folder.path)
-        folder.partial(name).rename(folder.path / name)
+        for name in folder.names:
+            if name == last:
+                fsync_folder(folder.path)
+            rename(folder.partial(name), folder.path / name)
+        fsync_folder(folder.path)
+    except BaseException:
+        for before, after in reversed(done):
+            with contextlib.suppress(OSError):
+                after.rename(before)
+        raise
+    for name in old:
+        with contextlib.suppress(OSError):  # the next one who writes here removes it
+            folder.outgoing(name).unlink()
 
 
 @contextlib.contextmanager

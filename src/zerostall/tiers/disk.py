@@ -7,6 +7,7 @@ at any point leaves a step whole or not there at all.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -254,10 +255,20 @@ class DiskTier:
         if pinned:
             if step not in self.steps():
                 raise SnapshotNotFoundError(f"no step {step} in {self.where}")
-            write_file(marker, b"", self.modes)
-        else:
-            marker.unlink(missing_ok=True)
+            if not marker.exists():
+                self._mark(marker)
+            return
+        marker.unlink(missing_ok=True)
         fsync_folder(marker.parent)
+
+    def _mark(self, marker: Path) -> None:
+        try:
+            write_file(marker, b"", self.modes)
+            fsync_folder(marker.parent)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                marker.unlink()
+            raise
 
     def pinned(self, step: int, *, rewound: bool = False) -> bool:
         folder = self.where / names.rewound_folder(step) if rewound else self._folder(step)

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from zerostall.core.dtypes import DTYPES
-from zerostall.errors import StorageError
+from zerostall.errors import StorageError, ZerostallError
 from zerostall.flow.export import Exported, chosen, meter, refuse_inside
 from zerostall.flow.foreign_dcp import METADATA
 from zerostall.flow.new_folder import moved_in
@@ -94,9 +94,14 @@ def _is_of_dcp(name: str) -> bool:
 def _cause(error: CheckpointException, out: Path) -> BaseException:
     """What went wrong, out of what DCP makes of it."""
     cause = next(iter(error.failures.values()))[0]
-    if isinstance(cause, OSError) and not isinstance(cause, StorageError):
-        return StorageError(f"cannot write {out}: {cause.strerror or cause}", errno=cause.errno)
-    return cause
+    if isinstance(cause, ZerostallError):
+        return cause
+    deeper: BaseException | None = cause  # torch's writer says of a disk that refuses where in its file it is not
+    while deeper is not None and not isinstance(deeper, OSError):
+        deeper = deeper.__cause__ or deeper.__context__
+    if isinstance(deeper, OSError):
+        return StorageError(f"cannot write {out}: {deeper.strerror or deeper}", errno=deeper.errno)
+    return StorageError(f"cannot write {out}: {cause}") if isinstance(cause, RuntimeError) else cause
 
 
 class _Planner(DefaultSavePlanner):
