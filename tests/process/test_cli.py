@@ -303,6 +303,19 @@ def test_a_terminal_gets_colour_and_lines_that_fit(agent_environment: dict[str, 
         assert "weight" in re.sub(r"\s", "", "".join(lines)) or command[0] in ("ls", "verify", "doctor")
 
 
+def test_a_terminal_gets_a_bar_for_what_may_take_long(agent_environment: dict[str, str], tmp_path: Path) -> None:
+    run = small_run(agent_environment, tmp_path)
+    for what, command in (
+        ("verifying", ("verify", run)),
+        ("comparing", ("diff", run, "1", "2")),
+        ("exporting", ("export", run, "2", tmp_path / "o.safetensors")),
+        ("importing", ("import", tmp_path / "in.safetensors", run, "--step", "3")),
+    ):
+        shown = on_terminal(agent_environment, *command)
+        assert what in shown and "\u2501" in shown, command
+    assert "verifying" not in on_terminal(agent_environment, "verify", run, "--json")
+
+
 def test_a_reader_that_leaves_is_no_error(agent_environment: dict[str, str], tmp_path: Path) -> None:
     run = small_run(agent_environment, tmp_path, tuple(f"w{n}" for n in range(3000)))
     command = [sys.executable, "-m", "zerostall.cli", "show", str(run)]

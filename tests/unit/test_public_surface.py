@@ -106,11 +106,13 @@ def test_commands() -> None:
 
     from zerostall.cli.app import app
 
-    found = set()
+    found = {}
     for name, command in get_command(app).commands.items():
         inner = getattr(command, "commands", None)
-        found |= {f"{name} {sub}" for sub in inner} if inner else {name}
-    assert found == COMMANDS
+        found |= {f"{name} {sub}": inner[sub] for sub in inner} if inner else {name: command}
+    assert set(found) == COMMANDS
+    without = {name for name, one in found.items() if not any("--json" in option.opts for option in one.params)}
+    assert without == {"manager", "top"}  # a service, and a picture that is drawn again and again
 
 
 @pytest.mark.parametrize("module", LIGHT)
