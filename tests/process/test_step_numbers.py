@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.numpy import load_file
 from torch import nn
 
 import zerostall
+from hand import wait_until
 from training import saved, tensors
 from zerostall.errors import (
     MismatchError,
     RunMismatchError,
+    SnapshotNotFoundError,
     StepExistsError,
 )
 
@@ -148,3 +155,67 @@ def test_any_folder_name_works(tmp_path: Path, name: str) -> None:
         assert ckpt.restore() == 3
     assert saved(tmp_path / name) == [2, 3]
     assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def loaded(where: Path) -> float:
+    (value,) = set(zerostall.load(where, 7)["state"]["w"].tolist())  # type: ignore[index]
+    return value
+
+
+def exported(where: Path) -> float:
+    out = where.parent / "out.safetensors"
+    zerostall.export(where, 7, out, zerostall.ExportOptions(overwrite=True))
+    (value,) = set(load_file(out)["state.w"].tolist())
+    return value
+
+
+def verified(where: Path) -> float:
+    (verdict,) = zerostall.verify(where, 7)
+    assert verdict.clean, verdict
+    return time.monotonic()
+
+
+def listed(where: Path) -> float:
+    snapshot = next(iter(zerostall.snapshots(where)), None)
+    if snapshot is None:
+        raise SnapshotNotFoundError("absent")
+    assert snapshot.clean, snapshot
+    return snapshot.created
+
+
+def compared(where: Path) -> float:
+    zerostall.diff(where, 7, 7)
+    return time.monotonic()
+
+
+@pytest.mark.parametrize("look", [loaded, exported, verified, listed, compared])
+def test_who_reads_a_step_while_it_is_replaced_gets_the_old_one_or_the_new(
+    where: Path, look: Callable[[Path], float]
+) -> None:
+    state = tensors(0)
+    seen: list[float] = []
+    failed: list[BaseException] = []
+    over = threading.Event()
+
+    def read() -> None:
+        try:
+            while not over.is_set():
+                with contextlib.suppress(SnapshotNotFoundError):  # for a moment there is neither
+                    seen.append(look(where))
+        except BaseException as error:
+            failed.append(error)
+
+    with zerostall.Checkpointer(where, when_busy="wait", disk_interval=0, state=state) as ckpt:
+        ckpt.restore()
+        ckpt.save(7).wait()
+        reader = threading.Thread(target=read)
+        reader.start()
+        for value in range(1, 40):
+            state["w"].fill_(value)
+            ckpt.save(7, if_exists="replace").wait()
+            if value % 4 == 0:
+                wait_until(lambda before=len(seen): failed or len(seen) > before, pause=0.001)
+        over.set()
+        reader.join()
+    assert failed == []
+    assert seen == sorted(seen) and len(set(seen)) > 5

@@ -14,11 +14,18 @@ from typing import TYPE_CHECKING
 
 from zerostall import config, native
 from zerostall.core import pieces
-from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, StorageError, ZerostallError
+from zerostall.errors import (
+    CorruptError,
+    FormatError,
+    ReplacedError,
+    SnapshotNotFoundError,
+    StorageError,
+    ZerostallError,
+)
 from zerostall.flow import node_agent
 from zerostall.flow.difference import Difference, Side, compare
 from zerostall.flow.image_reader import ImageReader
-from zerostall.flow.present import existing, listing, present
+from zerostall.flow.present import again, edition, existing, listing, present
 from zerostall.flow.present import newest as newest_clean
 from zerostall.flow.whole_difference import compare_wholes
 from zerostall.telemetry import moment
@@ -126,7 +133,7 @@ def verify(
         chosen = run.steps() if step is None else [existing(run, step)]
         known = {snapshot.step: snapshot for snapshot in _snapshots(run)}
         meter = _Meter(sum(known[step].nbytes for step in chosen if step in known), progress)
-        verdicts = [_verdict(run, one, meter) for one in chosen]
+        verdicts = [again(lambda one=one: _steady_verdict(run, one, meter)) for one in chosen]
         left = [verdict for verdict in verdicts if verdict.clean or verdict.step in run.steps()]
         if step is not None and not left:
             raise SnapshotNotFoundError(f"step {step} of {run.where} was evicted while it was read")
@@ -152,6 +159,10 @@ def diff(where: str | os.PathLike[str], a: int, b: int, *, progress: Progress | 
         SnapshotNotFoundError: there is no such step.
         CorruptError: one of both is damaged.
     """
+    return again(lambda: _diff(where, a, b, progress))
+
+
+def _diff(where: str | os.PathLike[str], a: int, b: int, progress: Progress | None) -> Difference:
     with opened_run(where) as run, present(run, existing(run, a)), present(run, existing(run, b)):
         before, after = (Side(run, step, run.manifest(step)) for step in (a, b))
         meter = _Meter(before.nbytes + after.nbytes, progress)
@@ -231,8 +242,17 @@ def _snapshots(run: RunTier) -> list[Snapshot]:
         with ThreadPoolExecutor(_HANDS, "look") as hands:
             found = list(hands.map(lambda step: _snapshot(run, step), steps))
     else:
-        found = [_snapshot(run, step) for step in steps]
+        found = [again(lambda step=step: _steady_snapshot(run, step)) for step in steps]
     return [one for one in found if one is not None]
+
+
+def _steady_snapshot(run: RunTier, step: int) -> Snapshot | None:
+    """As `_steady_verdict`."""
+    before = edition(run, step)
+    found = _snapshot(run, step)
+    if found is not None and not found.clean and edition(run, step) != before:
+        raise ReplacedError(f"step {step} of {run.where} was replaced while it was looked at", hint="look once more")
+    return found
 
 
 def _snapshot(run: RunTier, step: int) -> Snapshot | None:
@@ -274,6 +294,15 @@ class _Meter:
         self._done += nbytes
         if self._progress is not None:
             self._progress(self._done, max(self._total, self._done))
+
+
+def _steady_verdict(run: RunTier, step: int, meter: _Meter) -> Verdict:
+    """ReplacedError where what is wrong may be that it was replaced meanwhile."""
+    before = edition(run, step)
+    verdict = _verdict(run, step, meter)
+    if not verdict.clean and step in run.steps() and edition(run, step) != before:
+        raise ReplacedError(f"step {step} of {run.where} was replaced while it was read", hint="read it once more")
+    return verdict
 
 
 def _verdict(run: RunTier, step: int, meter: _Meter) -> Verdict:

@@ -1,4 +1,4 @@
-"""Steps that are evicted while they are read: what goes wrong then is that they are gone."""
+"""Steps that are evicted or replaced while they are read: what goes wrong then is not that they are damaged."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, TypeVar
 
 from zerostall.core.steps import step_number
-from zerostall.errors import FormatError, SnapshotNotFoundError, StorageError
+from zerostall.errors import FormatError, ReplacedError, SnapshotNotFoundError, StorageError
 from zerostall.tiers.disk import DiskTier
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Found = TypeVar("Found")
 
 _SHOWN = 8
+_TRIES = 100  # each of which somebody has replaced the step meanwhile
 
 
 def existing(run: RunTier, step: int) -> int:
@@ -44,32 +45,59 @@ def newest(run: RunTier) -> int:
 
 
 @contextlib.contextmanager
-def present(run: RunTier, step: int) -> Iterator[None]:
+def present(run: RunTier, step: int, since: float | None = None) -> Iterator[None]:
     """Whoever reads the step in this block hears that it has gone, and not that it is damaged.
+
+    `since`: the edition of which something was read before.
 
     Raises:
         SnapshotNotFoundError: it was evicted meanwhile.
+        ReplacedError: another of its number has taken its place: some of what was read is of that. See `again`.
     """
+    before = edition(run, step) if since is None else since
     try:
         yield
     except (FormatError, StorageError, SnapshotNotFoundError, FileNotFoundError) as error:
         if step in run.steps():
-            raise
+            if edition(run, step) == before:
+                raise
+            raise ReplacedError(
+                f"step {step} of {run.where} was replaced while it was read", hint="read it once more"
+            ) from error
         raise SnapshotNotFoundError(
             f"step {step} of {run.where} was evicted while it was read", hint="pin a step to keep it: `zerostall pin`"
         ) from error
 
 
+def edition(run: RunTier, step: int) -> float:
+    """What tells a step from others of its number: when it was saved. 0.0 where nobody can say, or below a URL.
+
+    What takes a step's place there lies beside the old one, whose manifest names its own images.
+    """
+    return run.created(step) if isinstance(run, DiskTier) else 0.0
+
+
+def again(read: Callable[[], Found]) -> Found:
+    """Read something, and once more where it was replaced meanwhile."""
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(ReplacedError):
+            return read()
+    return read()
+
+
 def read_step(run: RunTier, step: int | None, read: Callable[[int], Found]) -> Found:
     """What `read` makes of a step; of None, the newest clean one, or the one after where that is evicted meanwhile."""
-    if step is not None:
-        with present(run, existing(run, step)):
+
+    def look(step: int) -> Found:
+        with present(run, step):
             return read(step)
+
+    if step is not None:
+        return again(lambda: look(existing(run, step)))
     while True:
         chosen = newest(run)
         try:
-            with present(run, chosen):
-                return read(chosen)
+            return again(lambda step=chosen: look(step))
         except SnapshotNotFoundError:
             if chosen in run.steps():
                 raise

@@ -24,6 +24,7 @@ from zerostall.flow.image_reader import buffer
 from zerostall.flow.present import present, read_step
 from zerostall.flow.readable import Assembled
 from zerostall.tiers.contract import Stored
+from zerostall.tiers.disk import DiskTier
 
 if TYPE_CHECKING:
     import os
@@ -189,7 +190,7 @@ def opened_step(where: str | os.PathLike[str], step: int | None) -> Iterator[Who
     """
     with opened_run(where) as run, contextlib.ExitStack() as stack:
         manifest, found = read_step(run, step, lambda step: _images(run, step, stack))
-        with present(run, manifest.step):
+        with present(run, manifest.step, manifest.created if isinstance(run, DiskTier) else None):
             yield WholeStep(run, manifest, found)
 
 

@@ -11,6 +11,7 @@ from zerostall.errors import CapabilityError, SnapshotNotFoundError
 from zerostall.flow.export import Exported, export_huggingface, export_safetensors
 from zerostall.flow.foreign_torch import is_archive
 from zerostall.flow.importing import Imported, format_of, import_foreign
+from zerostall.flow.present import again
 from zerostall.flow.whole_step import opened_step
 
 if TYPE_CHECKING:
@@ -59,20 +60,24 @@ def export(
     if kind in ("dcp", "torch") or options.dtype is not None:
         _require_torch(f"{path}: the format {kind}" if options.dtype is None else f"{path}: another dtype")
         from zerostall.trainer.exchange.casting import convert
-    with opened_step(where, step) as whole:
-        match kind:
-            case "safetensors":
-                return export_safetensors(whole, path, options, convert, progress)
-            case "huggingface":
-                return export_huggingface(whole, path, options, convert, progress)
-            case "torch":
-                from zerostall.trainer.exchange.export_pt import export_pt
 
-                return export_pt(whole, path, options, progress)
-            case "dcp":
-                from zerostall.trainer.exchange.export_dcp import export_dcp
+    def write() -> Exported:
+        with opened_step(where, step) as whole:
+            match kind:
+                case "safetensors":
+                    return export_safetensors(whole, path, options, convert, progress)
+                case "huggingface":
+                    return export_huggingface(whole, path, options, convert, progress)
+                case "torch":
+                    from zerostall.trainer.exchange.export_pt import export_pt
 
-                return export_dcp(whole, path, options, progress)
+                    return export_pt(whole, path, options, progress)
+                case "dcp":
+                    from zerostall.trainer.exchange.export_dcp import export_dcp
+
+                    return export_dcp(whole, path, options, progress)
+
+    return again(write)
 
 
 def import_file(

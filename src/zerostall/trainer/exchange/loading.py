@@ -19,6 +19,7 @@ from zerostall.core.exchange import MODULE_KINDS
 from zerostall.core.mosaic import row_major
 from zerostall.errors import SnapshotNotFoundError, ZerostallError
 from zerostall.flow.foreign_safetensors import index_in, read_huggingface, read_safetensors
+from zerostall.flow.present import again
 from zerostall.flow.readable import OpenFile
 from zerostall.flow.whole_step import opened_step
 from zerostall.tiers.image_bytes import FileBytes
@@ -73,6 +74,18 @@ def load(
     """
     globs = matching.patterns(only)
     goal = tensors.device_of("cpu" if device is None else device)
+    if process_group is None:
+        return again(lambda: _load(where, step, globs, goal, None))
+    return _load(where, step, globs, goal, process_group)
+
+
+def _load(
+    where: str | os.PathLike[str],
+    step: int | None,
+    globs: Sequence[str] | None,
+    goal: torch.device,
+    process_group: dist.ProcessGroup | None,
+) -> dict[str, object]:
     files, step = _agreed(where, step, process_group)
     with Beginning(goal, process_group) as beginning:
         tensors.insist_on_device(goal)
