@@ -133,6 +133,16 @@ def test_what_is_decided_grows_as_the_number_of_ranks(work: Callable[[int], Call
     assert growth(work, few, 8 * few) < 1.3
 
 
+def test_what_is_decided_grows_as_the_number_of_tensors() -> None:
+    def work(tensors: int) -> Callable[[], object]:
+        rows = tuple(Row(f"m.w{n:05}", "float32", (64, 1024), 0) for n in range(tensors))
+        offer = Offer(((Cut(0, 64),),), rows)
+        stands = [Stand(offer.digest, ((rank % 64,),)) for rank in range(512)]
+        return lambda: partition.decide(100, stands, {offer.digest: offer})
+
+    assert growth(work, 500, 4_000) < 1.3
+
+
 def test_what_a_rank_reads_does_not_grow_with_the_number_of_ranks() -> None:
     assert growth(read, 512, 4096) < 0.05  # a search among more of them
 

@@ -96,6 +96,25 @@ def test_images_are_not_opened_to_tell_what_is_in_them(
     assert sum(name.startswith("rank-") for name in opened) == 1  # one record, of the step that was asked for
 
 
+def test_what_is_in_a_step_of_100_000_tensors_is_told_by_what_lies_beside_its_image(
+    tmp_path: Path, pool: native.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"m.layers.{n // 100}.w{n % 100}" for n in range(100_000)]
+    store(tmp_path, 1, dict.fromkeys(names, ("float32", (1,), b"1234")), {"m": ("module", {})})
+    opened: set[Path] = set()
+    real = os.open
+
+    def watching(path: str | os.PathLike[str], *args: object, **options: object) -> int:
+        opened.add(Path(path))
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", watching)
+    assert len(inspection.inspect(tmp_path, 1).ranks[0].tensors) == len(names)
+    files = [path for path in opened if path.is_file()]
+    assert files and not [path for path in files if path.suffix == ".safetensors"]
+    assert sum(path.stat().st_size for path in files) < 30_000_000
+
+
 def test_what_is_not_ours_is_left_alone(tmp_path: Path, pool: native.Pool) -> None:
     save(tmp_path, pool, 1)
     (tmp_path / "step-000000000002").mkdir()  # never committed
