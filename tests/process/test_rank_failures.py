@@ -25,3 +25,9 @@ def test_one_ranks_failure_is_told_by_number_and_the_next_save_is_clean(start: S
     assert alone.startswith("WaitTimeoutError: step 4") and alone.endswith(
         "nothing has been heard of it from rank 1, 2"
     )
+
+
+def test_ranks_that_see_other_steps_restore_one_that_all_can_get_and_say_which(start: Start, tmp_path: Path) -> None:
+    for said in start(4, "stale_view", tmp_path / "run").wait():
+        assert "restored 1 1.0" in said and "then 2 2.0" in said, said
+        assert "step 2 is skipped: 2 ranks, rank 1 the first, cannot get it" in said, said

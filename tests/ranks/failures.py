@@ -11,6 +11,7 @@ import torch.distributed as dist
 import zerostall
 from ranks.sharded import say
 from zerostall.errors import ZerostallError
+from zerostall.trainer import restore as restoring
 
 
 class OddError(Exception):
@@ -91,3 +92,22 @@ def disk_fails(where: str, mended: str) -> None:
             time.sleep(0.01)
         say("second", told(ckpt.save(2, when_busy="wait"), 60, "disk"))
         dist.barrier()
+
+
+def stale_view(where: str) -> None:
+    """Two steps on disk, of which every second rank does not see the newer one yet, as with a file system's caches."""
+    rank = dist.get_rank()
+    state: dict[str, object] = {"w": torch.full((9,), 1.0)}
+    with zerostall.Checkpointer(where, rng=False, s=state) as ckpt:
+        ckpt.save(1).wait("disk", timeout=60)
+        state["w"].fill_(2.0)  # type: ignore[attr-defined]
+        ckpt.save(2).wait("disk", timeout=60)
+    dist.barrier()
+    find = restoring._find
+    if rank % 2:
+        restoring._find = lambda link, run: [copy for copy in find(link, run) if copy.step < 2]
+    target: dict[str, object] = {"w": torch.zeros(9)}
+    with zerostall.Checkpointer(where, rng=False, s=target) as ckpt:
+        say("restored", ckpt.restore(), target["w"][0].item())  # type: ignore[index]
+        restoring._find = find
+        say("then", ckpt.restore(2), target["w"][0].item())  # type: ignore[index]
