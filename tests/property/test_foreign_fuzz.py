@@ -16,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from forked import python
 from zerostall.core import pickles
 from zerostall.core.exchange import ImportOptions
 from zerostall.core.mosaic import Mosaic, Tile
@@ -23,8 +24,9 @@ from zerostall.errors import FormatError, StateError, ZerostallError
 from zerostall.flow.foreign_dcp import METADATA, read_dcp
 from zerostall.flow.foreign_safetensors import read_huggingface
 from zerostall.flow.forest import Forest
+from zerostall.flow.merged_ranks import Merged
 from zerostall.flow.readable import Plain
-from zerostall.flow.torch_archive import read_archive
+from zerostall.flow.torch_archive import Part, read_archive
 
 FAST = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
@@ -144,6 +146,45 @@ def test_damaged_archives(edits: list[tuple[int, int, bytes]]) -> None:
             assert tensor.nbytes <= 64 * len(data)
             tensor.read_into(memoryview(bytearray(tensor.nbytes)), 0)
         harvest.values()
+    except (FormatError, StateError) as error:
+        assert len(str(error)) < 2000
+
+
+PARTS = """
+import sys, torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+dist.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
+mesh = init_device_mesh("cpu", (2, 2))
+ways = ([Shard(0), Shard(1)], [_StridedShard(0, split_factor=2), Shard(0)], [Replicate(), Shard(0)])
+torch.save(
+    {f"w{n}": distribute_tensor(torch.arange(35.0).reshape(7, 5), mesh, way, src_data_rank=None)
+     for n, way in enumerate(ways)},
+    sys.argv[1],
+)
+"""
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """What one of four ranks has saved of tensors that are dealt out."""
+    path = tmp_path_factory.mktemp("parts") / "model_1.pt"
+    done = python("-c", PARTS, path)
+    assert done.returncode == 0, done.stderr
+    found = read_archive(Plain(data := path.read_bytes()), 0, len(data), "a", parts=True)
+    assert isinstance(found, dict) and all(isinstance(part, Part) for part in found.values())
+    return data
+
+
+@FAST
+@given(EDITS)
+def test_damaged_parts(parts: bytes, edits: list[tuple[int, int, bytes]]) -> None:
+    data = edited(parts, edits)
+    try:
+        found = read_archive(Bounded(data), 0, len(data), "a", parts=True)
+        Forest(ImportOptions()).take(Merged(Path("a")).item("model", [(1, found)]))
     except (FormatError, StateError) as error:
         assert len(str(error)) < 2000
 

@@ -16,11 +16,23 @@ from zerostall.flow.torch_archive import MAGIC, read_archive
 from zerostall.tiers.files import opened, read_file, real
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import ExitStack
     from pathlib import Path
 
 _ITEM = re.compile(r"(.+)_([0-9]+)\.(pt|json|safetensors)")
 _MAX_JSON = 1 << 26
+_HEAD = 64
+_MAGIC = 0x1950A86A20F9469CFC6C
+_MARKS = (b"\x8a\x0a" + _MAGIC.to_bytes(10, "little"), b"L%dL" % _MAGIC, b"I%d" % _MAGIC)
+"""How a file of the old way begins: by a pickled number, here as any protocol of pickle writes it."""
+
+_LOOKS: tuple[tuple[Callable[[bytes], bool], str], ...] = (
+    (lambda head: head[8:9] == b"{", 'it looks like a safetensors file: say format="safetensors" (--format)'),
+    (lambda head: head.lstrip()[:1] == b"{", 'it looks like JSON: for an index of shards say format="huggingface"'),
+    (lambda head: head[:4] in (b"PK\x05\x06", b"PK\x07\x08"), "it is a zip archive with nothing in it"),
+    (lambda head: head[:1] == b"\x80", "it is a bare pickle: load it yourself and save a plain dict of tensors"),
+)
 
 
 def is_archive(path: Path) -> bool:
@@ -32,6 +44,29 @@ def is_archive(path: Path) -> bool:
             return False
         file.read_into(memoryview(head), 0)
         return bytes(head) == MAGIC
+
+
+def insist_on_old_way(path: Path) -> None:
+    """Refuse what is no file of torch.save from before release 1.6.
+
+    torch.load reads any file as a pickle, and what it then stumbles over tells nobody what is wrong.
+
+    Raises:
+        FormatError: it is none; names it.
+    """
+    with opened(real(path)) as fd:
+        file = OpenFile(fd, path)
+        data = bytearray(min(_HEAD, file.nbytes))
+        file.read_into(memoryview(data), 0)
+    head = bytes(data)
+    if any(mark in head for mark in _MARKS):
+        return
+    if not head:
+        raise FormatError(f"{path} is empty")
+    raise FormatError(
+        f"{path} is no file of torch.save: neither a zip archive nor in the form of before torch 1.6",
+        hint=next((hint for looks, hint in _LOOKS if looks(head)), ""),
+    )
 
 
 def read_torch(path: Path, stack: ExitStack, *, parts: bool = False) -> object:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from zerostall.core.exchange import ExportOptions, ImportOptions
 from zerostall.errors import CapabilityError, SnapshotNotFoundError
 from zerostall.flow.export import Exported, export_huggingface, export_safetensors
-from zerostall.flow.foreign_torch import is_archive
+from zerostall.flow.foreign_torch import insist_on_old_way, is_archive
 from zerostall.flow.importing import Imported, format_of, import_foreign
 from zerostall.flow.present import again
 from zerostall.flow.whole_step import opened_step
@@ -115,6 +115,7 @@ def import_file(
     if not path.exists():
         raise SnapshotNotFoundError(f"{path} does not exist")
     if format_of(path, options) == "torch" and not is_archive(path):
+        insist_on_old_way(path)
         _require_torch(f"{path}: a file that torch.save wrote in its old way")
         from zerostall.trainer.exchange.import_pt import import_pt
 

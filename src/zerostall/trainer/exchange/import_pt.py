@@ -24,23 +24,10 @@ from zerostall.trainer.exchange.casting import convert
 from zerostall.trainer.state.tensors import DTYPE_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from zerostall.core.exchange import ImportOptions
     from zerostall.flow.catalog import Progress
-
-_HEAD = 64
-_MAGIC = 0x1950A86A20F9469CFC6C
-_MARKS = (b"\x8a\x0a" + _MAGIC.to_bytes(10, "little"), b"L%dL" % _MAGIC, b"I%d" % _MAGIC)
-"""How a file of the old way begins: by a pickled number, here as any protocol of pickle writes it."""
-
-_LOOKS: tuple[tuple[Callable[[bytes], bool], str], ...] = (
-    (lambda head: head[8:9] == b"{", 'it looks like a safetensors file: say format="safetensors" (--format)'),
-    (lambda head: head.lstrip()[:1] == b"{", 'it looks like JSON: for an index of shards say format="huggingface"'),
-    (lambda head: head[:4] in (b"PK\x05\x06", b"PK\x07\x08"), "it is a zip archive with nothing in it"),
-    (lambda head: head[:1] == b"\x80", "it is a bare pickle: load it yourself and save a plain dict of tensors"),
-)
 
 
 def import_pt(
@@ -84,8 +71,6 @@ class _Leaves:
 def _loaded(path: Path) -> object:
     try:
         with opened(real(path)) as fd, os.fdopen(os.dup(fd), "rb") as file, warnings.catch_warnings():
-            _refuse_what_is_another(path, file.read(_HEAD))
-            file.seek(0)
             # What is sparse is refused further on; what torch says of its cost helps nobody.
             warnings.filterwarnings("ignore", message="Validating sparse tensor")
             return torch.load(file, map_location="cpu", weights_only=True)
@@ -102,18 +87,6 @@ def _loaded(path: Path) -> object:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a seek to where nothing is
             raise StorageError(f"cannot read {path}: {error.strerror or error}", errno=error.errno) from error
         raise FormatError(f"{path} is no torch.save file, or a damaged one: {_reason(error)}") from None
-
-
-def _refuse_what_is_another(path: Path, head: bytes) -> None:
-    """torch.load reads any file as a pickle, and what it then stumbles over tells nobody what is wrong."""
-    if any(mark in head for mark in _MARKS):
-        return
-    if not head:
-        raise FormatError(f"{path} is empty")
-    raise FormatError(
-        f"{path} is no file of torch.save: neither a zip archive nor in the form that those before torch 1.6 have",
-        hint=next((hint for looks, hint in _LOOKS if looks(head)), ""),
-    )
 
 
 def _reason(error: Exception) -> str:
