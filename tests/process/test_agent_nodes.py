@@ -62,6 +62,18 @@ def seal_all(ranks: list[HandTrainer], step: int, **wish: object) -> list:
     return [rank.seal(step, seed=10 * step + rank.rank, **{"epoch": 1, **wish}) for rank in ranks]
 
 
+def test_every_node_knows_soon_who_has_not_saved_a_step(join: Join) -> None:
+    """For whoever stops waiting for it; a log says so later."""
+    ranks = join()
+    for rank in ranks[:2]:
+        rank.seal(1, seed=rank.rank, epoch=1)
+    for rank in ranks[:2]:
+        awaiting = rank.hear(m.Awaiting)
+        assert (awaiting.step, awaiting.ranks, awaiting.quiet) == (1, (2,), True)
+    ranks[2].seal(1, seed=2, epoch=1)
+    assert all(rank.hear(m.Reached, tier="host") for rank in ranks)
+
+
 def test_a_step_is_clean_when_all_nodes_have_it_and_goes_to_disk_as_one(join: Join, tmp_path: Path) -> None:
     ranks = join()
     assert len({rank.welcome.run_id for rank in ranks}) == 1

@@ -1,4 +1,4 @@
-"""A restore takes no second copy of the state in this process, and leaves none behind, wherever the step comes from."""
+"""A restore into objects that have no state yet: no second copy of it, and training takes no more than without one."""
 
 from __future__ import annotations
 
