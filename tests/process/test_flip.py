@@ -12,7 +12,11 @@ import torch
 from torch import nn
 
 import zerostall
-from zerostall import optim, telemetry
+from interrupt import Interrupt
+from zerostall import native, optim, telemetry
+from zerostall.errors import StateError, TornError
+from zerostall.trainer import sealer
+from zerostall.trainer.flight import Flight
 
 pytestmark = pytest.mark.usefixtures("own_agent")
 
@@ -109,6 +113,64 @@ def test_a_snapshot_is_read_while_steps_are_taken(tmp_path: Path, options: dict[
         for number, expected in saved.items():
             assert ckpt.restore(number) == number
             assert_same(state_of(plain_model, plain), expected)
+
+
+class Held:
+    """A capture of which no thread begins to read anything before it is told to."""
+
+    def __init__(self, capture: native.Capture) -> None:
+        self.go = capture.start
+        self._capture = capture
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._capture, name)
+
+    def start(self) -> None:
+        pass
+
+
+def test_a_step_interrupted_anywhere_costs_its_snapshot_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C comes between two calls: also before the optimizer knows what it has claimed."""
+    monkeypatch.setattr(sealer, "TOLD_SECONDS", 5.0)
+    model = weights()
+    optimizer = optim.AdamW(model.parameters())
+    give_gradients(model, 1)
+    optimizer.step()
+    dirty = clean = 0
+    with zerostall.Checkpointer(
+        tmp_path, policy="flip", keep=2, when_busy="wait", model=model, optimizer=optimizer
+    ) as ckpt:
+        guard = ckpt._saves.guard
+        number, place, found = 0, 0, True
+        while found and place < 1000:
+            number, place = number + 1, place + 1
+            give_gradients(model, number + 1)
+            expected = clones(model, optimizer)
+            with monkeypatch.context() as patch:
+                patch.setattr(guard, "watch", lambda flight, watch=guard.watch: watch(held(flight)))
+                saving = ckpt.save(number)
+            assert guard.flight is not None
+            reading = guard.flight.taken.capture
+            interrupt = Interrupt({"flips.py", "guard.py"}, place)
+            found = interrupt.run(optimizer.step)
+            give_gradients(model, 1)
+            optimizer.step()
+            reading.go()  # type: ignore[attr-defined]
+            try:
+                saving.wait("host", timeout=60)
+            except (StateError, TornError):
+                dirty += 1
+                continue
+            clean += 1
+            assert ckpt.restore(number) == number
+            assert_same(state_of(model, optimizer), expected)
+        assert dirty and clean and 30 < place < 1000
+        ckpt.save(number + 1).wait(timeout=60)
+
+
+def held(flight: Flight) -> Flight:
+    flight.taken.capture = Held(flight.taken.capture)  # type: ignore[assignment]
+    return flight
 
 
 def test_restoring_in_a_run_that_flips(tmp_path: Path) -> None:

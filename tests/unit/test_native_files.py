@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
+import mmap
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -167,6 +169,34 @@ def test_large_chunks_are_written_in_blocks(pool: Pool, tmp_path: Path) -> None:
     image, path = image_of((21 << 20) + 77), tmp_path / "image"
     assert write(pool, path, image, direct=True, chunk_bytes=9 << 20) is None or True
     assert path.read_bytes() == image
+
+
+def cached(path: Path) -> int:
+    """How many pages of a file lie in the page cache."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as view:
+        pages = -(-len(view) // mmap.PAGESIZE)
+        found = (ctypes.c_ubyte * pages)()
+        data = np.frombuffer(view, np.uint8)
+        assert ctypes.CDLL(None).mincore(ctypes.c_void_p(data.ctypes.data), ctypes.c_size_t(len(data)), found) == 0
+        del data
+        return sum(page & 1 for page in found)
+
+
+def test_what_goes_past_the_page_cache_leaves_it_to_others(pool: Pool, tmp_path: Path) -> None:
+    image = image_of((8 << 20) + 777)
+    reason = write(pool, tmp_path / "direct", image, direct=True, chunk_bytes=1 << 20)
+    if reason is not None:
+        pytest.skip(reason)
+    write(pool, tmp_path / "plain", image, direct=False, chunk_bytes=1 << 20)
+    assert cached(tmp_path / "plain") > 2000 and cached(tmp_path / "direct") < 200
+    segment = Segment("test", len(image))
+    with (tmp_path / "direct").open("rb") as file:
+        sums = checksums_of(image, 1 << 20)
+        job = FileRead(
+            pool, file.fileno(), segment.address, len(image), chunk_bytes=1 << 20, checksums=sums, direct=True
+        )
+        assert job.wait(30)
+    assert cached(tmp_path / "direct") < 200
 
 
 def test_what_keeps_from_direct_is_told(pool: Pool, tmp_path: Path) -> None:

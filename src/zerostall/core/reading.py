@@ -29,7 +29,10 @@ class Claim(Protocol):
     """Memory that a snapshot may go on reading although its optimizer has taken a step."""
 
     def release(self) -> None:
-        """Say that the old bytes of everything that was kept are in their place. Must follow every claim."""
+        """Say that the old bytes of everything that was kept are in their place. Must follow every claim.
+
+        One that the thread has left behind, for Ctrl-C came, costs the snapshot: by the next call of the reader.
+        """
         ...
 
     def over(self) -> bool:

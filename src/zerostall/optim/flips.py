@@ -104,6 +104,7 @@ class Flips:
         chosen = self._choose(pending, groups) if pending else []
         left = [(place, tensor.data) for (place, tensor, moves), _ in chosen if moves]
         claim = reader.claim(left, [(place, spare.memory) for (place, _, moves), spare in chosen if not moves])
+        whole = False
         try:
             leaving = iter(left)
             for (_, tensor, moves), spare in chosen:
@@ -113,11 +114,13 @@ class Flips:
                     turn.flipped[id(tensor)] = spare.memory
                 else:
                     turn.kept[id(tensor)] = spare.memory
+            whole = True
             yield turn
         finally:
             # What nobody has updated, be it for an error, still has to be where the snapshot and training look for it.
             turn.settle(tensor for (_, tensor, _), _ in chosen)
-            claim.release()
+            if whole:  # else Ctrl-C came: who was asked sees that nobody has released it
+                claim.release()
 
     def _choose(self, pending: Mapping[tuple[int, int], int], groups: Iterable[Lists]) -> list[tuple[_Found, Spare]]:
         """The tensors that are read last, as far as there is memory."""

@@ -55,6 +55,7 @@ class Guard:
         self._sealer = sealer
         self._forks = FORKS[0]
         self.flight: Flight | None = None
+        self._claim: _Claim | None = None  # the last one
         self._optimizers = tuple(optimizers)
         self._handles: list[RemovableHandle] = []
         self._flipping: list[Flipping] = []
@@ -127,6 +128,7 @@ class Guard:
         flight = self.flight
         if flight is None or self._forks != FORKS[0]:
             return  # in a forked child nothing is saved
+        self._end_claim()
         if flight.taken.proof is None and flight.taken.capture.done():
             self._pass(flight)
         else:
@@ -152,6 +154,7 @@ class Guard:
 
     def settle(self, timeout: float = TOLD_SECONDS) -> None:
         """Wait until no snapshot is being captured, and the agent has been told of the last one."""
+        self._end_claim()
         if self.flight is not None:
             self.protect()
         if self._sealer.landed < self._sealer.brought:
@@ -188,6 +191,7 @@ class Guard:
 
     def pending(self) -> Mapping[tuple[int, int], int] | None:
         """See `zerostall.core.reading.Reader`."""
+        self._end_claim()
         self.look_back()
         if self.flight is None or self._forks != FORKS[0]:
             return None
@@ -200,9 +204,19 @@ class Guard:
     def claim(self, left: Sequence[Placed], kept: Sequence[Placed]) -> Claim:
         """See `zerostall.core.reading.Reader`."""
         assert self.flight is not None
-        taken = self.flight.taken
+        self._claim = claim = _Claim(self.flight.taken)
         self._let_go(self.flight, left, kept)
-        return _Claim(taken)
+        return claim
+
+    def _end_claim(self) -> None:
+        """The step that made the last claim is over: if Ctrl-C kept it from releasing that, its snapshot is lost.
+
+        What it has kept may never have got to where it was to lie.
+        """
+        claim, self._claim = self._claim, None
+        if claim is not None and not claim.released and self._forks == FORKS[0]:
+            claim.taken.broken = True
+            claim.release()
 
     def _let_go(self, flight: Flight, left: Sequence[Placed], kept: Sequence[Placed]) -> None:
         free = time.perf_counter() - flight.begun
@@ -217,12 +231,14 @@ class Guard:
         self._see_off(flight, late)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Claim:
     taken: Taken
+    released: bool = False
 
     def release(self) -> None:
         self.taken.capture.release(streams=self.taken.devices.now())
+        self.released = True  # last: once more does no harm
 
     def over(self) -> bool:
         return self.taken.capture.done()

@@ -179,6 +179,8 @@ class Sealer:
                 flight.taken.sources.let_go()
             self._stats.record_drain(flight.taken.capture.drain_seconds)
             self._stats.bytes_captured += flight.taken.layout.nbytes
+            if flight.taken.broken:
+                raise StateError(f"step {flight.step}: the step of an optimizer that kept some of it was interrupted")
             if torn:
                 raise _torn(flight.step, torn)
             if ghosts:

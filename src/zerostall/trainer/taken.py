@@ -40,6 +40,7 @@ class Taken(msgspec.Struct, eq=False):
     stowed: m.Stowed | None = None
     peer: native.Peer | None = None  # must stay open while it is captured into
     proof: Proof | None = None  # must succeed before this is sealed
+    broken: bool = False  # an optimizer that kept what is captured elsewhere was interrupted
 
     def ghosts(self) -> list[str]:
         """Names of tensors of which other bytes arrived than their device held; only once the capture is done.
