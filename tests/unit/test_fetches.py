@@ -17,7 +17,9 @@ from zerostall import native
 from zerostall.agent.client import Client
 from zerostall.agent.fetches import Fetches
 from zerostall.agent.node_reads import READERS
+from zerostall.core.retention import Keep
 from zerostall.flow.governor import Governor
+from zerostall.flow.persist import prune
 from zerostall.tiers.disk import DiskTier
 from zerostall.wire import messages as m
 
@@ -82,6 +84,24 @@ def test_ranks_read_at_once_and_share(tmp_path: Path, monkeypatch: pytest.Monkey
     for client in clients:
         client.let_go()
     assert not fetches.busy()
+    fetches.close()
+
+
+def test_a_step_stays_on_disk_until_whoever_reads_it_has_let_go(tmp_path: Path) -> None:
+    disk = DiskTier(tmp_path / "run", native.Pool("test", 1))
+    for step in (7, 8):
+        made = HandMade(LAYOUT, step)
+        disk.put(made.image)
+        disk.commit(manifest_of(made.record))
+    inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    fetches, client = Fetches(disk, inbox.put, Governor()), Trainer()
+    fetches.fetch(cast("Any", client), {}, 0, m.Fetch(id=1, step=7, tier="disk", rank=0, chunks=(0,)))
+    assert prune(disk, Keep(last=1), fetches.steps()) == ()
+    inbox.get(timeout=60)()
+    assert prune(disk, Keep(last=1), fetches.steps()) == ()
+    client.let_go()
+    assert prune(disk, Keep(last=1), fetches.steps()) == (7,)
+    assert disk.steps() == [8]
     fetches.close()
 
 
