@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from benchmarks.peers.contract import Nothing, Peer
+from benchmarks.peers.copies import PlainCopies
 from benchmarks.peers.files import DcpDefault, DcpStager, TorchSave
 from benchmarks.peers.others import DLRover, LmResiliency, Nvrx, TorchCheckpointing
 from benchmarks.peers.ours import Zerostall
@@ -19,9 +20,11 @@ OURS: dict[str, Maker] = {
     "auto": partial(Zerostall, policy="auto"),
     "peer": partial(Zerostall, policy="overlap", peer=True),
 }
+BARE = ("none", "plain-copies")  # no systems, but what there is to compare them with
 FLIPPING = ("flip", "auto")  # with the optimizer of zerostall.optim
 PEERS: dict[str, Maker] = {
     "none": Nothing,
+    "plain-copies": PlainCopies,
     "torch.save": TorchSave,
     "dcp": DcpDefault,
     "dcp-stager": DcpStager,
@@ -33,6 +36,7 @@ PEERS: dict[str, Maker] = {
 }
 LABELS = {
     "none": "no checkpoint",
+    "plain-copies": "the bytes copied, no more",
     "torch.save": "torch.save",
     "dcp": "DCP async_save, as in its tutorial",
     "dcp-stager": "DCP async_save, asynchronous stager",

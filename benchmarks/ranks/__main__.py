@@ -4,6 +4,7 @@
     python -m benchmarks.ranks --ways ddp,fsdp2 --model tiny       gloo, what is measured on devices
     python -m benchmarks.ranks --device cuda --ranks 2             NCCL: a model of 1.3 B, DDP and FSDP2
     ... --ways fsdp2,2d --every 1,5 --systems zerostall,dcp-stager FSDP2 x TP, too; how often; and another's saves
+    ... --ways fsdp2 --systems zerostall,plain-copies              what copying alone costs such a loop
     ... --ways ring,pairs,straight                                 saves through other GPUs' memory beside collectives
     ... --ways ddp,fsdp2 --scratch /dev/shm                        the first save, which goes to disk, takes less time
 

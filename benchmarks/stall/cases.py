@@ -6,10 +6,10 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from benchmarks.peers import FLIPPING, OURS
+from benchmarks.peers import BARE, FLIPPING, OURS
 from benchmarks.stall.loop import Step
 
-IN_MEMORY = {"none", "lm-resiliency", "dlrover", *OURS}  # whose saves wait for no disk unless they are to
+IN_MEMORY = {*BARE, "lm-resiliency", "dlrover", *OURS}  # whose saves wait for no disk unless they are to
 WARM = 1.5  # seconds of steps until a device that was idle computes as it will
 Mode = Literal["every", "apart"]
 

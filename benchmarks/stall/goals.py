@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 
-from benchmarks.peers import OURS
+from benchmarks.peers import BARE, OURS
 from benchmarks.report import interval, median, percentile, seconds
 from benchmarks.stall.cases import Outcome, Subject
 
@@ -96,7 +96,7 @@ def beside(outcome: Outcome, mean: float, subjects: list[Subject]) -> str:
     others = {
         other.peer: interval(one.added)[0]
         for other in subjects
-        if other.peer not in OURS and other.peer != "none"
+        if other.peer not in (*OURS, *BARE)
         for one in other.outcomes
         if one.saves
         and (one.case.model, one.case.target, one.case.looks)

@@ -32,6 +32,7 @@ class Cost:
 
 COSTS = {
     "none": Cost(0, 0, 0, 0),
+    "plain-copies": Cost(0.4, 0, 0, 0),
     "torch.save": Cost(1.4, 1.36, 0, 0.6),
     "dcp": Cost(1.2, 0.68, 0.7, 0.8),
     "dcp-stager": Cost(1.6, 0.02, 0.7, 0.8),
@@ -92,6 +93,7 @@ def wanted(model: str) -> list[Case]:
     return [
         every("overlap", model, short),
         replace(every("none", model, short), pairs=3),
+        every("plain-copies", model, short),
         apart("torch_checkpointing", model, short),
         every("overlap", model, long),
         every("flip", model, short),

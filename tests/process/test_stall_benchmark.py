@@ -22,16 +22,17 @@ def bench(name: str, *arguments: object, environment: dict[str, str]) -> subproc
 def test_it_measures_and_reports(tmp_path: Path, agent_environment: dict[str, str]) -> None:
     pytest.importorskip("matplotlib")
     raw = tmp_path / "raw.json"
-    ran = ["--device", "cpu", "--models", "tiny", "--systems", "none,torch.save,overlap,nvrx", "--minutes", 30]
+    systems = "none,plain-copies,torch.save,overlap,nvrx"
+    ran = ["--device", "cpu", "--models", "tiny", "--systems", systems, "--minutes", 30]
     done = bench("stall", "run", *ran, "--folder", tmp_path, "--out", raw, environment=agent_environment)
     assert done.returncode == 0, done.stderr
     facts = json.loads(raw.read_text())
     found = {one["peer"]: one for one in facts["subjects"]}
     failure = found.pop("nvrx")["failure"]
     assert "Error: " in failure  # it is not installed, or finds no device; the others are measured all the same
-    assert set(found) == {"none", "torch.save", "overlap"}
-    assert [one["failure"] for one in found.values()] == ["", "", ""], done.stderr
-    assert found["overlap"]["correct"] == found["torch.save"]["correct"] == "bit for bit"
+    assert set(found) == {"none", "plain-copies", "torch.save", "overlap"}
+    assert [one["failure"] for one in found.values()] == [""] * 4, done.stderr
+    assert {found[name]["correct"] for name in ("plain-copies", "torch.save", "overlap")} == {"bit for bit"}
     assert all(outcome["bare"] and outcome["saves"] for outcome in found["overlap"]["outcomes"])
     done = bench("stall", "report", raw, environment=agent_environment)
     assert done.returncode == 0, done.stderr
