@@ -14,7 +14,7 @@ from zerostall.agent.loop_call import Post, on_loop
 from zerostall.core import steps as names
 from zerostall.core.placement import ImageId
 from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError, StorageError
-from zerostall.tiers import vouching
+from zerostall.tiers import past_cache, vouching
 from zerostall.tiers.host import stride_of
 
 if TYPE_CHECKING:
@@ -57,18 +57,13 @@ class DiskCopy:
     def sound(self, chunk: int) -> bool:
         """As the disk gives it, not as the kernel still remembers it, where the file system lets that be told."""
         start, nbytes = self.record.extent(chunk)
-        data = memoryview(bytearray(nbytes))
         try:
             file = self.run.folder.disk.bytes_of(self.record.step, self.image.rank, self.stored)
+            with contextlib.closing(file):
+                found = past_cache.checksum(file.fileno(), start, nbytes, file.path)
         except CorruptError:
             return False  # the file is missing, or has another size
-        with contextlib.closing(file):
-            with contextlib.suppress(OSError):
-                os.posix_fadvise(file.fileno(), start, nbytes, os.POSIX_FADV_DONTNEED)
-            file.read_into(data, start)
-            with contextlib.suppress(OSError):  # what nobody asked for is not to push out what somebody reads
-                os.posix_fadvise(file.fileno(), start, nbytes, os.POSIX_FADV_DONTNEED)
-        return native.crc32c(data) == self.record.checksums[chunk]
+        return found == self.record.checksums[chunk]
 
     @contextlib.contextmanager
     def target(self, chunk: int) -> Iterator[Target]:
