@@ -24,8 +24,9 @@ _BLOCK = mmap.PAGESIZE
 
 
 def checksum(fd: int, start: int, nbytes: int, path: Path) -> int:
-    """CRC-32C of `nbytes` bytes from `start` on, by direct reads, which also take less than half the time of a core. Where
-    the file system takes none, which is said once, the kernel is asked to forget the bytes first, and again after.
+    """CRC-32C of `nbytes` bytes from `start` on, by direct reads, which also take less than half the time of a core.
+
+    Where the file system takes none, which is said once, the kernel is asked to forget the bytes before, and after.
 
     Raises:
         CorruptError: the file ends before that.
