@@ -35,6 +35,7 @@ def _square(k: int) -> int:
     return _X >> 7
 
 
+@lru_cache(maxsize=64)
 def _power(nbytes: int) -> int:
     """x^(8 * nbytes)."""
     if not 0 <= nbytes < 1 << 63:
