@@ -11,6 +11,7 @@ No manifest: of the other ranks nothing is here. Whether all of them can be had 
 from __future__ import annotations
 
 import contextlib
+import secrets
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,7 +27,6 @@ from zerostall.tiers.files import (
     fsync_folder,
     read_file,
     remove_tree,
-    require_room,
     storage_errors,
     write_whole,
 )
@@ -80,28 +80,46 @@ class LoneImages:
     def put(self, image: Image, replica: Replica) -> None:
         """Store the image durably; it is there when this returns.
 
+        Another image of that step stays until this one is whole, and then goes.
+
         Raises:
-            StorageError: the disk refuses. Nothing of it is left then. Another image of that step stays where there is
-                no room for both.
+            StorageError: the disk refuses. Nothing of it is left then, and what was there still is.
         """
-        folder = self._folder(replica.step)
-        if (folder / names.REPLICA).exists():
-            with storage_errors(folder, f"step {replica.step}", replica.nbytes):
-                require_room(self.where, replica.nbytes)
-        self.evict(replica.step)
+        step, folder = replica.step, self._folder(replica.step)
+        replaces = (folder / names.REPLICA).exists()
+        if replaces:
+            self._disk.join(step, folder := self._beside(step))
         try:
             self._disk.put(image)
             data = envelope.seal(msgspec.json.encode(replica))
-            with storage_errors(folder, f"step {replica.step}", len(data)):
+            with storage_errors(folder, f"step {step}", len(data)):
                 write_whole(folder / names.REPLICA, data)
-                fsync_folder(self.where)
+                if replaces:
+                    self._take_place(step, folder)
+                else:
+                    fsync_folder(self.where)
         except BaseException:
-            self._disk.abandon(replica.step)
+            self._disk.abandon(step)
             raise
-        self._disk.leave(replica.step)
+        self._disk.leave(step)
+
+    def _take_place(self, step: int, new: Path) -> None:
+        """The folder beside the step's own takes its place. In between the step is absent, never mixed."""
+        final, old = self._folder(step), self._beside(step)
+        final.rename(old)
+        try:
+            new.rename(final)
+            fsync_folder(self.where)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                final.rename(new)
+            old.rename(final)
+            raise
+        remove_tree(old)
 
     def replicas(self) -> list[Replica]:
         """What is here, the oldest step first; what was not finished is removed."""
+        self._bring_back()
         found: list[Replica] = []
         with contextlib.suppress(FileNotFoundError):
             for folder in sorted(self.where.iterdir()):
@@ -112,6 +130,23 @@ class LoneImages:
                 except (FormatError, SnapshotNotFoundError):
                     remove_tree(folder)
         return found
+
+    def _bring_back(self) -> None:
+        """Of a writer that died while one image took another's place, the newer one stays."""
+        whole: dict[int, list[tuple[float, Path]]] = {}
+        staged: list[Path] = []
+        with contextlib.suppress(FileNotFoundError):
+            staged = [folder for folder in self.where.iterdir() if names.parse_staging(folder.name) is not None]
+        for folder in staged:
+            with contextlib.suppress(FormatError, SnapshotNotFoundError):
+                replica = self._replica(folder)
+                whole.setdefault(replica.step, []).append((replica.created, folder))
+        for step, folders in whole.items():
+            if not self._folder(step).exists():
+                _, newest = max(folders)
+                newest.rename(self._folder(step))
+        for folder in staged:
+            remove_tree(folder)
 
     def open(self, replica: Replica) -> Stored:
         """Layout and record, checked. CorruptError where they are not what was stored."""
@@ -151,6 +186,9 @@ class LoneImages:
     def _folder(self, step: int) -> Path:
         return self.where / names.step_folder(step)
 
+    def _beside(self, step: int) -> Path:
+        return self.where / names.staging_folder(step, secrets.token_hex(4))
+
     def _replica(self, folder: Path) -> Replica:
         path = folder / names.REPLICA
         try:
@@ -158,6 +196,7 @@ class LoneImages:
         except FileNotFoundError:
             raise SnapshotNotFoundError(f"{path} is missing") from None
         replica, _ = envelope.unseal(data, _REPLICA, source=str(path), limit=_MOST_BYTES)
-        if names.step_folder(replica.step) != folder.name:
+        staged = names.parse_staging(folder.name)
+        if replica.step != (staged[0] if staged else names.parse_step(folder.name)):
             raise FormatError(f"{path} is of step {replica.step}")
         return replica
