@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 import re
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 
+import aiohttp
 import msgspec
 import pytest
 
@@ -110,6 +114,77 @@ def test_the_page_shows_the_cluster(manager: Manager, tmp_path: Path) -> None:
         header = picture.read_bytes()[16:24]
         assert (int.from_bytes(header[:4]), int.from_bytes(header[4:])) == (width, height)
         assert picture.stat().st_size > 20_000  # an empty page takes far less
+
+
+async def measured(url: str, profile: Path, ask: str, width: int) -> object:
+    """What JavaScript in a window that wide finds on the page, as soon as it finds something."""
+    assert BROWSER is not None
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-port=0"]
+    flags += [f"--user-data-dir={profile}", f"--window-size={width},1400", url]
+    browser = await asyncio.create_subprocess_exec(BROWSER, *flags, stderr=asyncio.subprocess.DEVNULL)
+    try:
+        async with asyncio.timeout(SECONDS), aiohttp.ClientSession() as session:
+            told = profile / "DevToolsActivePort"
+            while not (told.exists() and told.read_text().count("\n")):
+                await asyncio.sleep(0.05)
+            port = told.read_text().split()[0]
+            pages: list[dict[str, str]] = []
+            while not pages:
+                async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
+                    pages = [one for one in await answer.json() if one["type"] == "page"]
+            async with session.ws_connect(pages[0]["webSocketDebuggerUrl"]) as line:
+                for number in itertools.count(1):
+                    words = {"expression": ask, "returnByValue": True}
+                    await line.send_json({"id": number, "method": "Runtime.evaluate", "params": words})
+                    while (heard := await line.receive_json()).get("id") != number:
+                        pass
+                    if (found := heard["result"]["result"].get("value")) is not None:
+                        return found
+                    await asyncio.sleep(0.1)
+    finally:
+        browser.kill()
+        await browser.wait()
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+@pytest.mark.parametrize("width", [360, 390, 1280])
+def test_the_page_fits_a_phone_and_shows_what_is_on_its_way(manager: Manager, tmp_path: Path, width: int) -> None:
+    populate(manager)
+    link = manager.link()
+    join = w.Join(node="gpu-9", instance="gpu-9", labels="rack=r9", peer="127.0.0.1:9009", offers=GIB)
+    epoch = link.post("join", join, w.Joined).epoch
+    stop = threading.Event()
+
+    def drain() -> None:
+        for sequence in itertools.count(1):
+            counters = w.Counters(sealed_bytes=sequence * GIB, stored_bytes=sequence * GIB // 2)
+            link.post(
+                "report", w.Report(node="gpu-9", epoch=epoch, sequence=sequence, version=1, counters=counters), w.Answer
+            )
+            if stop.wait(0.3):
+                return
+
+    drains = threading.Thread(target=drain)
+    drains.start()
+    ask = """(() => {
+      const rates = [...document.querySelectorAll("#rates > div")].map(one => one.innerText.replace(/\\s+/g, " "));
+      const lines = [...document.querySelectorAll("#rates polyline")].map(one => one.getAttribute("points") || "");
+      const moving = rates.filter(one => one.includes("/s")).length;
+      if (moving < 2 || !document.querySelector("#stalls .bar")) return undefined;
+      const page = document.documentElement;
+      return {rates, lines, inner: window.innerWidth, wide: page.scrollWidth};
+    })()"""
+    try:
+        secret = token.read(manager.token_file)
+        found = asyncio.run(measured(f"{manager.url}/#token={secret}", tmp_path / "profile", ask, width))
+    finally:
+        stop.set()
+        drains.join()
+        link.close()
+    assert isinstance(found, dict)
+    assert found["inner"] == width and found["wide"] <= width, "it scrolls sideways"
+    assert len(found["rates"]) == len(found["lines"]) >= 3 and all("," in line for line in found["lines"])
+    assert sum("GiB/s" in one or "GB/s" in one for one in found["rates"]) >= 2, found["rates"]
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
