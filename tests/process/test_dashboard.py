@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import threading
 from pathlib import Path
@@ -121,7 +123,8 @@ async def measured(url: str, profile: Path, ask: str, width: int) -> object:
     assert BROWSER is not None
     flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-port=0"]
     flags += [f"--user-data-dir={profile}", f"--window-size={width},1400", url]
-    browser = await asyncio.create_subprocess_exec(BROWSER, *flags, stderr=asyncio.subprocess.DEVNULL)
+    quiet = asyncio.subprocess.DEVNULL
+    browser = await asyncio.create_subprocess_exec(BROWSER, *flags, stderr=quiet, start_new_session=True)
     try:
         async with asyncio.timeout(SECONDS), aiohttp.ClientSession() as session:
             told = profile / "DevToolsActivePort"
@@ -142,7 +145,7 @@ async def measured(url: str, profile: Path, ask: str, width: int) -> object:
                         return found
                     await asyncio.sleep(0.1)
     finally:
-        browser.kill()
+        os.killpg(browser.pid, signal.SIGKILL)  # all of its processes
         await browser.wait()
 
 

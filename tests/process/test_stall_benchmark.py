@@ -57,6 +57,7 @@ def test_a_killed_trainer_comes_back(tmp_path: Path, agent_environment: dict[str
     assert [row[0] for row in facts["rows"]][-1] == "first step finished"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_width_is_measured_and_its_page_written(tmp_path: Path, agent_environment: dict[str, str]) -> None:
     """Tensor parallel and FSDP2 in one, which no other test of the benchmarks trains."""
