@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from images import HandMade, make_layout, manifest_of
 from zerostall import native
 from zerostall.core.candidates import Past
+from zerostall.errors import StorageError
+from zerostall.tiers import draft_folders
 from zerostall.tiers.disk import DiskTier
 from zerostall.tiers.files import write_whole
 
@@ -52,6 +55,48 @@ def test_between_the_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, re
     again.get(3, 0, target.address)
     got = bytes(target.view(0, LAYOUT.nbytes))
     assert got in (old.bytes, new.bytes)
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["layouts", "step-000000000003"]
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_step_stays_where_the_disk_fails_at_another_taking_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """Two renames, and the one fsync by which they last."""
+    tier = DiskTier(tmp_path / "run", native.Pool("test", 1))
+    old, new = HandMade(LAYOUT, 3, seed=1), HandMade(LAYOUT, 3, seed=2)
+    tier.put(old.image)
+    tier.commit(manifest_of(old.record))
+    tier.put(new.image)
+    rename, fsync, left = Path.rename, draft_folders.fsync_folder, call
+
+    def counted() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise OSError(errno.EIO, "Input/output error")
+
+    def failing_rename(self: Path, target: Path) -> Path:
+        if self.is_dir():
+            counted()
+        return rename(self, target)
+
+    def failing_fsync(folder: Path) -> None:
+        counted()
+        fsync(folder)
+
+    monkeypatch.setattr(Path, "rename", failing_rename)
+    monkeypatch.setattr(draft_folders, "fsync_folder", failing_fsync)
+    with pytest.raises(StorageError, match="Input/output error"):
+        tier.commit(manifest_of(new.record), replace=True)
+    tier.abandon(3)
+    assert tier.created(3) == old.created
+    target = native.Segment("target", 1 << 16)
+    tier.get(3, 0, target.address)
+    assert bytes(target.view(0, LAYOUT.nbytes)) == old.bytes
+    tier.put(new.image)
+    tier.commit(manifest_of(new.record), replace=True)
+    assert tier.created(3) == new.created
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["layouts", "step-000000000003"]
 
 

@@ -19,7 +19,7 @@ from zerostall.core import steps as names
 from zerostall.core.candidates import Past
 from zerostall.errors import FormatError, SnapshotNotFoundError, StepExistsError
 from zerostall.telemetry import log
-from zerostall.tiers.draft_folders import DraftFolders
+from zerostall.tiers.draft_folders import DraftFolders, new_beside
 from zerostall.tiers.drafts import unsettled
 from zerostall.tiers.files import (
     discard,
@@ -304,7 +304,7 @@ class DiskTier:
             if self._files.stranger(target):
                 log.warning("%s: step %d of another run, set aside before, gives its place up", self.where, step)
             if (target.is_symlink() or discard(target / names.MANIFEST)) and not self._left.remove(target):
-                out_of_the_way = self._drafts.new_beside(step)
+                out_of_the_way = new_beside(self.where, step)
                 target.rename(out_of_the_way)
                 self._left.leave(out_of_the_way)
             self._left.spare(target)
@@ -329,7 +329,7 @@ class DiskTier:
         `drafts`: False leaves steps that were put, for another node may say that they are committed; `several`: rank
         0's node of several leaves those of which one may.
         """
-        bring_back_swapped(self._files)
+        bring_back_swapped(self.where, _created)
         spared = {folder for _, folder in unsettled(self, several=several)} if drafts else set[Path]()
         cleared = []
         for entry in self._files.entries() if drafts else ():
@@ -373,3 +373,8 @@ class DiskTier:
         folder = self._files.kept(step)
         if folder.exists() and not self._files.needs_kept(step):
             self._left.remove(folder)
+
+
+def _created(folder: Path) -> float:
+    path = folder / names.MANIFEST
+    return manifests.decode_manifest(read_file(path), source=str(path)).created

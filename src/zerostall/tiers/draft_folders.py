@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,30 @@ if TYPE_CHECKING:
 
     from zerostall.tiers.leftovers import Leftovers
     from zerostall.tiers.step_files import StepFiles
+
+
+def new_beside(where: Path, step: int) -> Path:
+    """A folder of a name of its own, beside the step's."""
+    return where / names.staging_folder(step, secrets.token_hex(4))
+
+
+def swap(where: Path, step: int, new: Path) -> Path:
+    """Put a folder in the place of the step's, for good; where that one lies now, to be removed.
+
+    In between the step is absent: who dies then leaves it to `leftovers.bring_back_swapped`. Where it fails, both lie
+    where they lay.
+    """
+    final, old = where / names.step_folder(step), new_beside(where, step)
+    final.rename(old)
+    try:
+        new.rename(final)
+        fsync_folder(where)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            final.rename(new)
+        old.rename(final)
+        raise
+    return old
 
 
 class DraftFolders:
@@ -30,7 +55,7 @@ class DraftFolders:
         final = self._files.folder(step)
         folder = self._beside.get(step)
         if folder is None and committed(final):
-            folder = self._beside[step] = self.new_beside(step)
+            folder = self._beside[step] = new_beside(self._files.where, step)
         elif folder is None and step not in self._begun:
             self._left.remove(final)
             self._left.spare(final)  # of an earlier life: nothing of it may get into this one
@@ -40,10 +65,6 @@ class DraftFolders:
     def folder(self, step: int) -> Path:
         """Where it was put; its own folder if nothing was."""
         return self._beside.get(step) or self._files.folder(step)
-
-    def new_beside(self, step: int) -> Path:
-        """A folder of a name of its own, beside the step's."""
-        return self._files.where / names.staging_folder(step, secrets.token_hex(4))
 
     def join(self, step: int, folder: Path) -> None:
         """Go on with the draft that another process has begun there."""
@@ -67,8 +88,4 @@ class DraftFolders:
 
     def take_place(self, step: int) -> None:
         """The draft beside the step's folder takes its place. In between the step is absent, never mixed."""
-        old, final, draft = self.new_beside(step), self._files.folder(step), self.folder(step)
-        final.rename(old)
-        draft.rename(final)
-        fsync_folder(self._files.where)
-        self._left.remove(old)
+        self._left.remove(swap(self._files.where, step, self.folder(step)))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerostall.core import manifest as manifests
 from zerostall.core import steps as names
 from zerostall.errors import FormatError
 from zerostall.telemetry import log
-from zerostall.tiers.files import fsync_folder, read_file, remove_tree
+from zerostall.tiers.files import fsync_folder, remove_tree
 
 if TYPE_CHECKING:
-    from zerostall.tiers.step_files import StepFiles
+    from collections.abc import Callable
 
 
 class Leftovers:
@@ -42,23 +42,31 @@ class Leftovers:
             self.remove(folder)
 
 
-def bring_back_swapped(files: StepFiles) -> None:
-    """One that died while it put a new folder in an old one's place left a step's old and new folder, both staged."""
+def bring_back_swapped(where: Path, created: Callable[[Path], float]) -> None:
+    """One that died while it put a new folder in an old one's place left a step's old and new folder, both staged.
+
+    `created`: when what is in a folder was saved; FormatError or OSError where it is not whole.
+    """
     staged: dict[int, list[tuple[float, Path]]] = {}
-    for entry in files.entries():
-        parsed = names.parse_staging(entry.name)
-        if parsed is None or files.folder(parsed[0]).exists():
+    for step, folder in staged_folders(where):
+        if (where / names.step_folder(step)).exists():
             continue
         with contextlib.suppress(FormatError, OSError):
-            path = Path(entry.path) / names.MANIFEST
-            manifest = manifests.decode_manifest(read_file(path), source=str(path))
-            staged.setdefault(parsed[0], []).append((manifest.created, Path(entry.path)))
+            staged.setdefault(step, []).append((created(folder), folder))
     for step, folders in staged.items():
         _, newest = max(folders)
-        newest.rename(files.folder(step))
-        log.warning("%s: step %d was being replaced when its writer died: %s is it now", files.where, step, newest.name)
+        newest.rename(where / names.step_folder(step))
+        log.warning("%s: step %d was being replaced when its writer died: %s is it now", where, step, newest.name)
     if staged:
-        fsync_folder(files.where)
+        fsync_folder(where)
+
+
+def staged_folders(where: Path) -> list[tuple[int, Path]]:
+    """Folders beside those of steps, each with the step whose place it was to take, or has given up."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(where) as entries:
+        found = [(names.parse_staging(entry.name), entry) for entry in entries]
+        return [(one[0], Path(entry.path)) for one, entry in found if one and entry.is_dir(follow_symlinks=False)]
+    return []
 
 
 def remove_partials(folder: Path) -> list[str]:

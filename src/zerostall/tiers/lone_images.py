@@ -11,7 +11,6 @@ No manifest: of the other ranks nothing is here. Whether all of them can be had 
 from __future__ import annotations
 
 import contextlib
-import secrets
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,6 +21,7 @@ from zerostall.core import steps as names
 from zerostall.errors import CorruptError, FormatError, SnapshotNotFoundError
 from zerostall.tiers.contract import Stored
 from zerostall.tiers.disk import DiskTier
+from zerostall.tiers.draft_folders import new_beside, swap
 from zerostall.tiers.files import (
     discard,
     fsync_folder,
@@ -31,6 +31,7 @@ from zerostall.tiers.files import (
     write_whole,
 )
 from zerostall.tiers.image_reads import read_image
+from zerostall.tiers.leftovers import bring_back_swapped, staged_folders
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,14 +89,14 @@ class LoneImages:
         step, folder = replica.step, self._folder(replica.step)
         replaces = (folder / names.REPLICA).exists()
         if replaces:
-            self._disk.join(step, folder := self._beside(step))
+            self._disk.join(step, folder := new_beside(self.where, step))
         try:
             self._disk.put(image)
             data = envelope.seal(msgspec.json.encode(replica))
             with storage_errors(folder, f"step {step}", len(data)):
                 write_whole(folder / names.REPLICA, data)
                 if replaces:
-                    self._take_place(step, folder)
+                    remove_tree(swap(self.where, step, folder))
                 else:
                     fsync_folder(self.where)
         except BaseException:
@@ -103,23 +104,11 @@ class LoneImages:
             raise
         self._disk.leave(step)
 
-    def _take_place(self, step: int, new: Path) -> None:
-        """The folder beside the step's own takes its place. In between the step is absent, never mixed."""
-        final, old = self._folder(step), self._beside(step)
-        final.rename(old)
-        try:
-            new.rename(final)
-            fsync_folder(self.where)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                final.rename(new)
-            old.rename(final)
-            raise
-        remove_tree(old)
-
     def replicas(self) -> list[Replica]:
         """What is here, the oldest step first; what was not finished is removed."""
-        self._bring_back()
+        bring_back_swapped(self.where, lambda folder: self._replica(folder).created)
+        for _, folder in staged_folders(self.where):
+            remove_tree(folder)
         found: list[Replica] = []
         with contextlib.suppress(FileNotFoundError):
             for folder in sorted(self.where.iterdir()):
@@ -130,23 +119,6 @@ class LoneImages:
                 except (FormatError, SnapshotNotFoundError):
                     remove_tree(folder)
         return found
-
-    def _bring_back(self) -> None:
-        """Of a writer that died while one image took another's place, the newer one stays."""
-        whole: dict[int, list[tuple[float, Path]]] = {}
-        staged: list[Path] = []
-        with contextlib.suppress(FileNotFoundError):
-            staged = [folder for folder in self.where.iterdir() if names.parse_staging(folder.name) is not None]
-        for folder in staged:
-            with contextlib.suppress(FormatError, SnapshotNotFoundError):
-                replica = self._replica(folder)
-                whole.setdefault(replica.step, []).append((replica.created, folder))
-        for step, folders in whole.items():
-            if not self._folder(step).exists():
-                _, newest = max(folders)
-                newest.rename(self._folder(step))
-        for folder in staged:
-            remove_tree(folder)
 
     def open(self, replica: Replica) -> Stored:
         """Layout and record, checked. CorruptError where they are not what was stored."""
@@ -185,9 +157,6 @@ class LoneImages:
 
     def _folder(self, step: int) -> Path:
         return self.where / names.step_folder(step)
-
-    def _beside(self, step: int) -> Path:
-        return self.where / names.staging_folder(step, secrets.token_hex(4))
 
     def _replica(self, folder: Path) -> Replica:
         path = folder / names.REPLICA
