@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from benchmarks.peers.contract import Training, state_of, tensors_in
 
@@ -49,8 +47,8 @@ class PlainCopies:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
     def staged(self) -> None:
-        while self._stream is not None and not self._stream.query():
-            time.sleep(0.0002)
+        if self._stream is not None:
+            self._stream.synchronize()
 
     def drain(self) -> None:
         self.staged()
@@ -66,6 +64,8 @@ class PlainCopies:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
+    from torch.distributed.tensor import DTensor  # half a second, of each process that measures anything
+
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

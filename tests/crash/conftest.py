@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,9 +20,8 @@ StartAgent = Callable[..., Child]
 @pytest.fixture(scope="session")
 def trainers() -> Iterator[Nursery]:
     """Where trainers come from."""
-    nursery = Nursery("trainer", os.environ)
-    yield nursery
-    nursery.close()
+    with contextlib.closing(Nursery("trainer", os.environ)) as nursery:
+        yield nursery
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +33,8 @@ def faulty(shim_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Shim
 @pytest.fixture(scope="module")
 def agents(faulty: Shim) -> Iterator[Nursery]:
     """Where agents that obey `faulty` come from."""
-    nursery = Nursery("agent", faulty.environment())
-    yield nursery
-    nursery.close()
+    with contextlib.closing(Nursery("agent", faulty.environment())) as nursery:
+        yield nursery
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import itertools
@@ -39,9 +40,8 @@ FAULTS = [("open", "ENOSPC"), ("open", "EACCES"), ("write", "EIO"), ("write", "E
 
 @pytest.fixture(scope="module")
 def commands(faulty: Shim) -> Iterator[Nursery]:
-    nursery = Nursery("python", faulty.environment())
-    yield nursery
-    nursery.close()
+    with contextlib.closing(Nursery("python", faulty.environment())) as nursery:
+        yield nursery
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -19,9 +20,8 @@ from shim.faults import Faults, Shim
 
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
-    nursery = Nursery("rank", os.environ)
-    yield nursery
-    nursery.close()
+    with contextlib.closing(Nursery("rank", os.environ)) as nursery:
+        yield nursery
 
 
 @pytest.mark.parametrize(("op", "error"), [("write", "EIO"), ("open", "ENOSPC"), ("fsync", "EIO")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,9 +25,8 @@ def where(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
-    nursery = Nursery("rank", os.environ)
-    yield nursery
-    nursery.close()
+    with contextlib.closing(Nursery("rank", os.environ)) as nursery:
+        yield nursery
 
 
 @pytest.fixture

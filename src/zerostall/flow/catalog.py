@@ -17,7 +17,6 @@ from zerostall.core import pieces
 from zerostall.errors import (
     CorruptError,
     FormatError,
-    ReplacedError,
     SnapshotNotFoundError,
     StorageError,
     ZerostallError,
@@ -25,7 +24,7 @@ from zerostall.errors import (
 from zerostall.flow import node_agent
 from zerostall.flow.difference import Difference, Side, compare
 from zerostall.flow.image_reader import ImageReader
-from zerostall.flow.present import again, edition, existing, listing, present
+from zerostall.flow.present import again, existing, listing, present, steady
 from zerostall.flow.present import newest as newest_clean
 from zerostall.flow.whole_difference import compare_wholes
 from zerostall.telemetry import moment
@@ -133,7 +132,7 @@ def verify(
         chosen = run.steps() if step is None else [existing(run, step)]
         known = {snapshot.step: snapshot for snapshot in _snapshots(run)}
         meter = _Meter(sum(known[step].nbytes for step in chosen if step in known), progress)
-        verdicts = [again(lambda one=one: _steady_verdict(run, one, meter)) for one in chosen]
+        verdicts = [steady(run, one, lambda one=one: _verdict(run, one, meter)) for one in chosen]
         left = [verdict for verdict in verdicts if verdict.clean or verdict.step in run.steps()]
         if step is not None and not left:
             raise SnapshotNotFoundError(f"step {step} of {run.where} was evicted while it was read")
@@ -242,17 +241,8 @@ def _snapshots(run: RunTier) -> list[Snapshot]:
         with ThreadPoolExecutor(_HANDS, "look") as hands:
             found = list(hands.map(lambda step: _snapshot(run, step), steps))
     else:
-        found = [again(lambda step=step: _steady_snapshot(run, step)) for step in steps]
+        found = [steady(run, step, lambda step=step: _snapshot(run, step)) for step in steps]
     return [one for one in found if one is not None]
-
-
-def _steady_snapshot(run: RunTier, step: int) -> Snapshot | None:
-    """As `_steady_verdict`."""
-    before = edition(run, step)
-    found = _snapshot(run, step)
-    if found is not None and not found.clean and edition(run, step) != before:
-        raise ReplacedError(f"step {step} of {run.where} was replaced while it was looked at", hint="look once more")
-    return found
 
 
 def _snapshot(run: RunTier, step: int) -> Snapshot | None:
@@ -294,15 +284,6 @@ class _Meter:
         self._done += nbytes
         if self._progress is not None:
             self._progress(self._done, max(self._total, self._done))
-
-
-def _steady_verdict(run: RunTier, step: int, meter: _Meter) -> Verdict:
-    """ReplacedError where what is wrong may be that it was replaced meanwhile."""
-    before = edition(run, step)
-    verdict = _verdict(run, step, meter)
-    if not verdict.clean and step in run.steps() and edition(run, step) != before:
-        raise ReplacedError(f"step {step} of {run.where} was replaced while it was read", hint="read it once more")
-    return verdict
 
 
 def _verdict(run: RunTier, step: int, meter: _Meter) -> Verdict:

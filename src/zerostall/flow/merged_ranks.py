@@ -45,7 +45,27 @@ class Merged:
         Raises:
             FormatError: a part is missing, or ranks contradict each other; names the tensor.
         """
-        return self._of(name, ranks)
+        first = ranks[0][1]
+        values = [value for _, value in ranks]
+        if any(isinstance(value, Part) for value in values):
+            return self._whole(name, ranks)
+        if all(isinstance(value, dict) for value in values):
+            return self._dict(name, cast("list[tuple[int, dict[object, object]]]", ranks))
+        if type(first) in (list, tuple):
+            lists = cast("list[list[object]]", [value for value in values if type(value) is type(first)])
+            if len(lists) == len(values) and len({len(one) for one in lists}) == 1:
+                columns = [
+                    self.item(
+                        f"{name}[{number}]", [(rank, one[number]) for (rank, _), one in zip(ranks, lists, strict=True)]
+                    )
+                    for number in range(len(lists[0]))
+                ]
+                return columns if type(first) is list else tuple(columns)
+        if any(map(_has_tensors, values)):
+            self._insist_on_alike(name, ranks)
+        elif other := next((rank for rank, value in ranks if not _same(first, value)), None):
+            self._differing.append(f"{clip(name)} (rank {other})")
+        return first
 
     def tell(self) -> None:
         if self._differing:
@@ -58,33 +78,10 @@ class Merged:
                 f" and {more} more" if more > 0 else "",
             )
 
-    def _of(self, name: str, ranks: Sequence[tuple[int, object]]) -> object:
-        first = ranks[0][1]
-        values = [value for _, value in ranks]
-        if any(isinstance(value, Part) for value in values):
-            return self._whole(name, ranks)
-        if all(isinstance(value, dict) for value in values):
-            return self._dict(name, cast("list[tuple[int, dict[object, object]]]", ranks))
-        if type(first) in (list, tuple):
-            lists = cast("list[list[object]]", [value for value in values if type(value) is type(first)])
-            if len(lists) == len(values) and len({len(one) for one in lists}) == 1:
-                columns = [
-                    self._of(
-                        f"{name}[{number}]", [(rank, one[number]) for (rank, _), one in zip(ranks, lists, strict=True)]
-                    )
-                    for number in range(len(lists[0]))
-                ]
-                return columns if type(first) is list else tuple(columns)
-        if any(map(_has_tensors, values)):
-            self._insist_on_alike(name, ranks)
-        elif other := next((rank for rank, value in ranks if not _same(first, value)), None):
-            self._differing.append(f"{clip(name)} (rank {other})")
-        return first
-
     def _dict(self, name: str, ranks: list[tuple[int, dict[object, object]]]) -> object:
         made = ranks[0][1].copy()
         for key in dict.fromkeys(key for _, value in ranks for key in value):
-            made[key] = self._of(f"{name}.{clip(key)}", [(rank, value[key]) for rank, value in ranks if key in value])
+            made[key] = self.item(f"{name}.{clip(key)}", [(rank, value[key]) for rank, value in ranks if key in value])
         return made
 
     def _whole(self, name: str, ranks: Sequence[tuple[int, object]]) -> Loose:

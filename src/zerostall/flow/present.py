@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from zerostall.core.steps import step_number
 from zerostall.errors import FormatError, ReplacedError, SnapshotNotFoundError, StorageError
@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from zerostall.tiers.contract import RunTier
 
 Found = TypeVar("Found")
+
+
+class _Finding(Protocol):
+    @property
+    def clean(self) -> bool: ...
+
+
+Judged = TypeVar("Judged", bound=_Finding | None)
 
 _SHOWN = 8
 _TRIES = 100  # each of which somebody has replaced the step meanwhile
@@ -75,6 +83,19 @@ def edition(run: RunTier, step: int) -> float:
     What takes a step's place there lies beside the old one, whose manifest names its own images.
     """
     return run.created(step) if isinstance(run, DiskTier) else 0.0
+
+
+def steady(run: RunTier, step: int, look: Callable[[], Judged]) -> Judged:
+    """What `look` finds of a step, once more where what is wrong with it may be that it was replaced, or evicted."""
+
+    def once() -> Judged:
+        before = edition(run, step)
+        found = look()
+        if found is not None and not found.clean and edition(run, step) != before:
+            raise ReplacedError(f"step {step} of {run.where} was replaced while it was read", hint="read it once more")
+        return found
+
+    return again(once)
 
 
 def again(read: Callable[[], Found]) -> Found:

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import math
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -74,9 +75,8 @@ def load(
     """
     globs = matching.patterns(only)
     goal = tensors.device_of("cpu" if device is None else device)
-    if process_group is None:
-        return again(lambda: _load(where, step, globs, goal, None))
-    return _load(where, step, globs, goal, process_group)
+    read = partial(_load, where, step, globs, goal, process_group)
+    return again(read) if process_group is None else read()  # ranks would have to agree to read once more
 
 
 def _load(
